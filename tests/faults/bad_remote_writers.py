@@ -8,7 +8,7 @@ from typing import Any
 from tests.faults.bad_writers import GOOD, _Writer
 from tracekit import JSONTraceHandler, TraceHandler
 from tracekit.outbox import remote
-from tracekit.outbox.retry import Retry
+from tracekit.outbox.upload import Retry
 
 __all__ = ["BAD_REMOTE", "impatient", "make_remote_writer"]
 

@@ -18,8 +18,8 @@ from tests.faults import GOOD, Child, bites, in_the_long_run
 from tests.faults.object_store import BUCKET, FaultProxy, ObjectStore, free_port
 from tests.faults.processes import wait_until
 from tracekit.outbox.finish import finish_spool
-from tracekit.outbox.retry import Retry
 from tracekit.outbox.spool import Spool
+from tracekit.outbox.upload import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,8 +9,8 @@ import pytest
 
 from tracekit.cli import main
 from tracekit.outbox import finish
-from tracekit.outbox.retry import Retry
 from tracekit.outbox.spool import Spool
+from tracekit.outbox.upload import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

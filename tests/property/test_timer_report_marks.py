@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.timers.report_marks import ReportMarks
+from tracekit.timers.timer import ReportMarks
 
 REPORTS = ("log", "write", "wandb")
 actions = st.lists(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request, new_id
 from tracekit.capture.folder import is_gone
@@ -15,6 +16,8 @@ from tracekit.errors import ConfigError, TracekitError
 from tracekit.wording import counted, rank_spans
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tracekit.capture.folder import ControlFolder
 
 _LEAD_S: Final = 0.5  # from the moment when every rank has polled its folder twice to a common start
@@ -67,22 +70,12 @@ class RankView:
 
 
 class CaptureCoordinator:
-    """Serves one request: call `begin`, then `poll` regularly until it is ``finished``.
+    """Serves one request: call `begin`, then `poll` regularly until it is ``finished``: every rank is done or lost.
 
     Not thread-safe. Each method may wait for the file system. It raises OSError if the folder cannot be read, and
-    StorageError if the request cannot be written.
-
-    Args:
-        folder: The control folder.
-        request: The request.
-        timeout_s: Time without an answer, a new batch or a new state until a rank is lost. A rank with longer batches gets
-            the time of three batches.
-        clock: The clocks to read.
-
-    Attributes:
-        request: The request as it was written last, with its common start once that is known.
-        ranks: The selected ranks, as far as they are known.
-        finished: True if every rank is done or lost.
+    StorageError if the request cannot be written. A rank is lost after ``timeout_s`` without an answer, a new batch
+    or a new state; one with longer batches gets the time of three batches. ``request`` has its common start once that
+    is known.
     """
 
     def __init__(
@@ -245,7 +238,6 @@ def fit_request(folder: ControlFolder, request: Request) -> Request:
     Raises:
         ConfigError: It names ranks that the run does not have.
         TracekitError: No rank can serve it: nobody listens, or ranks are in a capture already.
-        OSError: The folder cannot be read.
     """
     listening = {rank: status for rank, status in folder.statuses().items() if status.listening and not is_gone(status)}
     if not listening:
@@ -267,3 +259,54 @@ def fit_request(folder: ControlFolder, request: Request) -> Request:
         raise ConfigError(f"there is no {rank_spans(beyond)}; the run has {counted(size, 'rank')}")
     alone = size == 1 or (request.ranks is not None and len(request.ranks) == 1)
     return dataclasses.replace(request, together=request.together and not alone)
+
+
+def progress_words(coordinator: CaptureCoordinator) -> str:
+    """Return the number of ranks in each state: "2 recording, 1 done"."""
+    states = Counter(
+        "lost" if view.lost is not None else "asked" if view.capture is None else view.capture.state.value
+        for view in coordinator.ranks.values()
+    )
+    return ", ".join(f"{count:,} {state}" for state, count in states.items())
+
+
+def results_of(coordinator: CaptureCoordinator) -> list[dict[str, Any]]:
+    """Return the result of each rank for JSON, ordered by rank."""
+    return [_result_of(coordinator.ranks[rank]) for rank in sorted(coordinator.ranks)]
+
+
+def _result_of(view: RankView) -> dict[str, Any]:
+    capture, refusal = view.capture, view.refusal
+    return {
+        "rank": view.rank,
+        "state": "refused" if refusal is not None else None if capture is None else capture.state.value,
+        "first_batch": None if capture is None else capture.first_batch,
+        "last_batch": None if capture is None else capture.last_batch,
+        "late_batches": 0 if capture is None else capture.late_batches,
+        "note": refusal or view.lost or (None if capture is None else capture.note),
+        "files": [] if capture is None else list(capture.files),
+    }
+
+
+def result_lines(results: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the results as text, with one line for all ranks with the same result."""
+    alike: dict[str, list[int]] = {}
+    for result in results:
+        alike.setdefault(_result_line(result), []).append(result["rank"])
+    return [f"{rank_spans(ranks)}: {line}" for line, ranks in alike.items()]
+
+
+def _result_line(result: dict[str, Any]) -> str:
+    first, last, late = result["first_batch"], result["last_batch"], result["late_batches"]
+    if result["state"] is None:
+        return result["note"] or "has not answered"
+    parts = [result["state"]]
+    if result["state"] == CaptureState.DONE:
+        parts = [f"batch {first}" if first == last else f"batches {first} to {last}"]
+    elif first is not None:
+        parts.append(f"from batch {first} on")
+    if late:
+        parts.append(f"{late} batch{'' if late == 1 else 'es'} late")
+    if result["note"]:
+        parts.append(result["note"])
+    return ", ".join(parts)

@@ -28,13 +28,10 @@ _READ: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBL
 class ControlFolder:
     """A folder on a file system that all ranks share. Documents appear whole, with mode 0600, in folders of mode 0700.
 
-    Every method may wait for the file system. It raises OSError if it cannot read, and StorageError if it cannot write.
-    Threads: one object belongs to one thread at a time.
-
-    Args:
-        path: The folder.
-        trust_others: Also accept requests of users other than this one and root, and files that others may write to. For
-            file systems that do not report owners and modes correctly.
+    Every method may wait for the file system. It raises OSError if it cannot read, and StorageError if it cannot
+    write. One object belongs to one thread at a time. With ``trust_others`` it also accepts requests of users other
+    than this one and root, and files that others may write to: for file systems that do not report owners and modes
+    correctly.
     """
 
     def __init__(self, path: Path, *, trust_others: bool = False) -> None:

@@ -47,14 +47,9 @@ TRANSITIONS: Final = {
 class RankCapture:
     """One capture on one rank. It returns the action of each batch, and moves through the states of `TRANSITIONS`.
 
-    Threads: `action` belongs to the training thread, everything else to any thread. The lock is held for a transition only,
-    and is re-entrant for signal handlers.
-
-    Args:
-        request: The request.
-        steps: Number of batches to record; None for no limit.
-        seconds: Time limit; the current batch is still recorded.
-        warmup: Number of warm-up batches.
+    Threads: `action` belongs to the training thread, everything else to any thread. The lock is held for a transition
+    only, and is re-entrant for signal handlers. ``steps`` is None for no limit; after ``seconds`` the current batch
+    is still recorded.
     """
 
     def __init__(self, request: Request, *, steps: int | None, seconds: float, warmup: int) -> None:
@@ -180,14 +175,9 @@ class RankCapture:
 
 
 class CaptureMachine:
-    """The captures of a rank, one after the other.
+    """The captures of a rank, one after the other, of ``steps`` batches if a request names no length.
 
     Threads: `action` belongs to the training thread, everything else to any thread.
-
-    Args:
-        steps: The number of batches if a request names no length.
-        seconds: Time limit of every capture.
-        clock: The clocks.
     """
 
     def __init__(self, *, steps: int, seconds: float, clock: Clock) -> None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import parse_ranks, resolve_path
-from tracekit.capture.coordinator import CaptureCoordinator, fit_request
+from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
 from tracekit.capture.documents import Request, new_id
 from tracekit.capture.folder import ControlFolder, is_gone
-from tracekit.capture.results import progress_words, result_lines, results_of
 from tracekit.cli.arguments import add_output
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import (

@@ -88,25 +88,13 @@ PyObject *give_lookup(PyObject *module, PyObject *class)
 static PyObject *get_by_name(PyObject *object, void *none)
 {
     (void)none;
-    PyObject *value = ((ProfilerBase *)object)->by_name;
-    if (value == NULL)
-        PyErr_SetString(PyExc_AttributeError, "_by_name");
-    Py_XINCREF(value);
-    return value;
+    return get_object(((ProfilerBase *)object)->by_name, "_by_name");
 }
 
 static int set_by_name(PyObject *object, PyObject *value, void *none)
 {
     (void)none;
-    PyObject *before = ((ProfilerBase *)object)->by_name;
-    if (value != NULL && !PyDict_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "a dict is wanted");
-        return -1;
-    }
-    Py_XINCREF(value);
-    ((ProfilerBase *)object)->by_name = value;
-    Py_XDECREF(before);
-    return 0;
+    return put_checked(&((ProfilerBase *)object)->by_name, value, &PyDict_Type);
 }
 
 static int visit_profiler(PyObject *object, visitproc visit, void *arg)
@@ -123,11 +111,7 @@ static int clear_profiler(PyObject *object)
 
 static void end_profiler(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    clear_profiler(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    end_object(object, clear_profiler);
 }
 
 static PyGetSetDef fields[] = {{"_by_name", get_by_name, set_by_name, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};

@@ -462,31 +462,6 @@ PyObject *give_methods(PyObject *module, PyObject *args)
 
 /* ---- The types. ---- */
 
-static int put_object(PyObject **place, PyObject *value)
-{
-    PyObject *before = *place;
-    Py_XINCREF(value);
-    *place = value;
-    Py_XDECREF(before);
-    return 0;
-}
-
-static PyObject *get_object(PyObject *value, const char *name)
-{
-    if (value == NULL)
-        PyErr_SetString(PyExc_AttributeError, name);
-    Py_XINCREF(value);
-    return value;
-}
-
-static int put_checked(PyObject **place, PyObject *value, PyTypeObject *type)
-{
-    if (value == NULL || PyObject_TypeCheck(value, type))
-        return put_object(place, value);
-    PyErr_SetString(PyExc_TypeError, "a value of another type is wanted");
-    return -1;
-}
-
 static PyObject *get_buffer(PyObject *object, void *none)
 {
     (void)none;
@@ -576,23 +551,14 @@ static int clear_marker(PyObject *object)
     return set_clones(object, NULL, NULL);
 }
 
-static void end(PyObject *object, inquiry clear)
-{
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    clear(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
-}
-
 static void end_buffer(PyObject *object)
 {
-    end(object, clear_buffer);
+    end_object(object, clear_buffer);
 }
 
 static void end_marker(PyObject *object)
 {
-    end(object, clear_marker);
+    end_object(object, clear_marker);
 }
 
 static PyGetSetDef buffer_fields[] = {

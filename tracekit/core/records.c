@@ -9,6 +9,7 @@
 #include <structmember.h>
 
 #include "memory.h"
+#include "types.h"
 
 #define LEAST_ROOM 64
 #define VALUE_LIMIT 9223372036854775808.0 /* 2**63 */
@@ -549,6 +550,15 @@ static PyObject *count_kind(PyObject *object, PyObject *argument)
     return PyLong_FromSize_t(found);
 }
 
+/* Appends a number to a list; clears it on failure. */
+static void append_place(PyObject **list, size_t index)
+{
+    PyObject *place = PyLong_FromSize_t(index);
+    if (place == NULL || PyList_Append(*list, place) < 0)
+        Py_CLEAR(*list);
+    Py_XDECREF(place);
+}
+
 static PyObject *places(PyObject *object, PyObject *args)
 {
     const Records *self = (Records *)object;
@@ -561,10 +571,7 @@ static PyObject *places(PyObject *object, PyObject *args)
         int64_t kind = kind_of(self->rows + i);
         if (kind != wanted[0] && (count == 1 || kind != wanted[1]))
             continue;
-        PyObject *place = PyLong_FromSize_t(i);
-        if (place == NULL || PyList_Append(found, place) < 0)
-            Py_CLEAR(found);
-        Py_XDECREF(place);
+        append_place(&found, i);
     }
     return found;
 }
@@ -605,10 +612,7 @@ static PyObject *odd_counters(PyObject *object, PyObject *none)
     for (size_t i = 0; found != NULL && self->counters && i < self->count; i++) {
         if (!is_counter(self->rows + i) || !is_odd_counter(self->rows + i))
             continue;
-        PyObject *place = PyLong_FromSize_t(i);
-        if (place == NULL || PyList_Append(found, place) < 0)
-            Py_CLEAR(found);
-        Py_XDECREF(place);
+        append_place(&found, i);
     }
     return found;
 }
@@ -697,11 +701,7 @@ static int clear(PyObject *object)
 
 static void end(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    PyObject_GC_UnTrack(object);
-    clear(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
-    Py_DECREF(type);
+    end_object(object, clear);
 }
 
 /* Calls a method of an equal list, for rare methods. */

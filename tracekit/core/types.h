@@ -17,4 +17,41 @@ static inline int add_type(PyObject *module, const char *name, PyType_Spec *spec
     return failed;
 }
 
+/* Members that are objects: each holds a reference, or is NULL. */
+
+static inline int put_object(PyObject **place, PyObject *value)
+{
+    PyObject *before = *place;
+    Py_XINCREF(value);
+    *place = value;
+    Py_XDECREF(before);
+    return 0;
+}
+
+static inline PyObject *get_object(PyObject *value, const char *name)
+{
+    if (value == NULL)
+        PyErr_SetString(PyExc_AttributeError, name);
+    Py_XINCREF(value);
+    return value;
+}
+
+static inline int put_checked(PyObject **place, PyObject *value, PyTypeObject *type)
+{
+    if (value == NULL || PyObject_TypeCheck(value, type))
+        return put_object(place, value);
+    PyErr_SetString(PyExc_TypeError, "a value of another type is wanted");
+    return -1;
+}
+
+/* Frees an object of a type with garbage collection. */
+static inline void end_object(PyObject *object, inquiry clear)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
 #endif

@@ -16,17 +16,14 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.events import earliest
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
-from tracekit.handlers.end_merge import DEFAULT_TIMEOUT_S, EndMerge
-from tracekit.handlers.gap import Gap, count_events, newest_ns, span_ns
-from tracekit.handlers.live_file import PRIVATE_MODE
-from tracekit.handlers.merge_process import report_merges
-from tracekit.handlers.open_slices import OpenSlices
+from tracekit.handlers.gap import Gap, OpenSlices, count_events, newest_ns, span_ns
+from tracekit.handlers.merge_process import DEFAULT_TIMEOUT_S, EndMerge, report_merges
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
-from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, trace_name
-from tracekit.handlers.rotation import Retention, Rotation
+from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, Retention, Rotation, trace_name
 from tracekit.naming import child_file_name, shown, split_suffix
 from tracekit.notices import Notices
 from tracekit.outbox.outbox import GONE
+from tracekit.storage import PRIVATE_MODE
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -520,12 +517,7 @@ def _numbered(name: str) -> str:
 
 
 def _path_beside(path: str, name: str) -> str:
-    """Return the path of a trace relative to the folder of a rank trace, or absolute if they are on different storages.
-
-    Args:
-        path: The trace.
-        name: The rank trace.
-    """
+    """Return the path of a trace relative to the folder of a rank trace, or absolute where the storages differ."""
     path, name = storage.without_secrets(path), storage.without_secrets(name)
     if not storage.is_remote(path):
         whole = Path(path).resolve()

@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, WIDTH, EventBatch, Timestamps
-from tracekit.handlers.gap import newest_ns
-from tracekit.handlers.open_slices import OpenSlices
+from tracekit.handlers.gap import OpenSlices, newest_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tracekit.timestamp import Timestamp
 
-_CHUNK_EVENTS: Final = 32_768
-"""A batch of more events is split, so that the limits hold to about a megabyte."""
-
-_STEP_EVENTS: Final = 4_096
-"""Events that are unpacked at once: a step of a few milliseconds."""
-
+_CHUNK_EVENTS: Final = 32_768  # A batch of more events is split, so that the limits hold to about a megabyte
+_STEP_EVENTS: Final = 4_096  # events that are unpacked at once: a step of a few milliseconds
 _RECORD_BYTES: Final = WIDTH * 8
 _COUNTER_BYTES: Final = 280  # a dict with one float
 _SERIES_BYTES: Final = 56
@@ -32,10 +27,7 @@ _CHUNK_BYTES: Final = 600
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A part of the delivered events.
-
-    Records are 64-bit numbers. The fourth entry of a counter is an index into ``values``.
-    """
+    """A part of the delivered events as 64-bit numbers. The fourth entry of a counter is an index into ``values``."""
 
     records: array[int]
     values: list[Mapping[str, float]]
@@ -45,20 +37,11 @@ class _Chunk:
 
 
 class EventRing:
-    """Keeps the newest events; used by one thread.
+    """Keeps the newest events: those of ``span_ns`` before the newest, in about ``max_bytes``. Used by one thread.
 
-    A record takes 32 bytes here (about 100 in a Python list), and the garbage collector visits none of them. A slice is kept
-    as long as its end, with its true start. Events are dropped in the pieces that were delivered.
-
-    Args:
-        span_ns: Drop events that are older than the newest event by more than this.
-        max_bytes: Approximate limit on the memory of the events.
-
-    Attributes:
-        size_bytes: Approximate memory of the events.
-        events: Number of events that are kept.
-        dropped: Number of events that were dropped because of their age or the memory limit.
-        newest_ns: Monotonic time of the newest event.
+    A record takes 32 bytes here (about 100 in a Python list), and the garbage collector visits none of them. A slice
+    is kept as long as its end, with its true start. Events are dropped in the pieces that were delivered; ``dropped``
+    counts them. ``newest_ns`` is the monotonic time of the newest event.
     """
 
     def __init__(self, span_ns: int, max_bytes: int) -> None:

@@ -15,12 +15,11 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.event_ring import EventRing
-from tracekit.handlers.live_file import PRIVATE_MODE
 from tracekit.handlers.rank_file import clock_metadata, offset_metadata
-from tracekit.handlers.rank_files import RankFiles, trace_name
-from tracekit.handlers.rotation import Retention
+from tracekit.handlers.rank_files import RankFiles, Retention, trace_name
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 from tracekit.naming import shown
+from tracekit.storage import PRIVATE_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,15 +1,15 @@
-"""Gap: the events that a trace file lacks because it could not be written, and the records that repair it afterwards."""
+"""Gap: the events that a trace file lacks, and the records that repair it. OpenSlices: the slices that cross two files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.events import BEGIN, END, WIDTH, count_kinds
+from tracekit.events import BEGIN, END, WIDTH, count_kinds, places
 from tracekit.formats.chrome_writer import encode_value
 from tracekit.formats.rank_trace import GAP_EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tracekit.events import EventBatch
 
@@ -17,15 +17,10 @@ if TYPE_CHECKING:
 class Gap:
     """Counts the events that are lost, and keeps the starts and finishes of long slices.
 
-    A slice counts as one event, at its finish. If one half of a slice is in the file, or may still be written, the other half
-    is not lost but late. Without it, the file would show a slice that never ends, or lack a long slice.
-
-    Attributes:
-        events: Number of events that are lost for good.
-        late_events: Number of slices with only their finish in ``late``. They are lost if it is never written.
-        start_ns: Start of the gap, ns since the epoch.
-        end_ns: End of the gap, ns since the epoch.
-        late: Records that are still to be written (see `tracekit.events`); bounded by the number of open slices.
+    A slice counts as one event, at its finish. If one half of a slice is in the file, or may still be written, the
+    other half is not lost but late: ``late`` has its records, as many at most as slices are open, and ``late_events``
+    counts those with only their finish there. Without it, the file would show a slice that never ends, or lack a long
+    slice. Times are in ns since the epoch.
     """
 
     __slots__ = ("end_ns", "events", "late", "late_events", "start_ns")
@@ -42,12 +37,7 @@ class Gap:
         return bool(self.events or self.late)
 
     def add(self, batch: EventBatch, *, count: bool = True) -> None:
-        """Take in a batch that could not be written.
-
-        Args:
-            batch: The events.
-            count: True to count them; see `RankFile.write_events`.
-        """
+        """Take in a batch that could not be written, and count it unless told not to; see `RankFile.write_events`."""
         records, lost = batch.records, 0
         edges = []
         for at in range(0, len(records), WIDTH):
@@ -112,3 +102,50 @@ def newest_ns(records: Sequence[Any]) -> int:
     """Return the monotonic time of the last start or end in the records of a batch."""
     last_ns: int = max(max(records[1::WIDTH]), max(records[2::WIDTH]))  # noqa: PLW3301 - a call with 10,000 arguments
     return last_ns
+
+
+class OpenSlices:
+    """Follows the starts and finishes of the slices that stay open from one batch to the next.
+
+    A batch has the start of every slice that is open at its end, so no other state is carried over to the next batch.
+    """
+
+    __slots__ = ("_by_track",)
+
+    def __init__(self) -> None:
+        self._by_track: dict[int, list[tuple[int, int]]] = {}  # track: (label, start ns), the outermost first
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (label, start in monotonic ns, track), outer slices before inner ones."""
+        for track, slices in self._by_track.items():
+            for label, start_ns in slices:
+                yield label, start_ns, track
+
+    def follow(self, records: Sequence[Any]) -> None:
+        """Take in the records of a batch (see `tracekit.events`)."""
+        if not any(count_kinds(records, BEGIN, END)):
+            return
+        edges = [
+            (records[at * WIDTH + 1], records[at * WIDTH + 2], records[at * WIDTH], records[at * WIDTH + 3])
+            for at in places(records, BEGIN, END)
+        ]
+        # The sort is stable: at equal times, ends stay before starts.
+        for time_ns, kind, label, track in sorted(edges, key=lambda edge: edge[0]):
+            slices = self._by_track.setdefault(track, [])
+            if kind == BEGIN:
+                slices.append((label, time_ns))
+            elif slices:
+                slices.pop()
+        self._by_track = {track: slices for track, slices in self._by_track.items() if slices}
+
+    def begins(self, at_ns: int | None = None) -> list[Any]:
+        """Return records that start every open slice, outer ones first, at ``at_ns`` or, if that is None, at its true start."""
+        return [
+            entry
+            for label, start_ns, track in self
+            for entry in (label, start_ns if at_ns is None else at_ns, BEGIN, track)
+        ]
+
+    def ends(self, at_ns: int) -> list[Any]:
+        """Return records that finish every open slice at ``at_ns``, inner ones first."""
+        return [entry for label, _, track in reversed(list(self)) for entry in (label, at_ns, END, track)]

@@ -1,11 +1,20 @@
-"""RankFile: one file of a rank trace, from its head to its end (see `tracekit.formats.rank_trace` for its form)."""
+"""RankFile: one file of a rank trace (see `tracekit.formats.rank_trace`). LiveFile: the file, which opens at any moment."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - not on this system
+    fcntl = None  # type: ignore[assignment]
+
+from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.chrome_writer import ChromeEncoder
 from tracekit.formats.rank_trace import (
     BASE_TIME_KEY,
@@ -20,8 +29,8 @@ from tracekit.formats.rank_trace import (
     base_time_ns,
 )
 from tracekit.handlers.gap import Gap, count_events, span_ns
-from tracekit.handlers.live_file import PRIVATE_MODE, LiveFile
 from tracekit.notices import Notices
+from tracekit.storage import PRIVATE_MODE, make_folders, temporary_file
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -37,22 +46,194 @@ _MOST_LATE: Final = 1000
 _WRITTEN_AT_ONCE: Final = (
     2_048  # events: about 250 kB. Pieces of 2 MB fragment the memory of the handler's thread, up to 65 MB
 )
+_IDENTITY: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt")
 _LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has room for any number
+
+
+class NameTakenError(ConfigError):
+    """A file of that name exists, and tracekit never overwrites a trace."""
+
+
+class LiveFile:
+    """A local file that is whole after every write.
+
+    Written with ``os.write`` to a descriptor that nothing else uses, without a buffer that a fork could write twice.
+    After a short or failed write it is cut back to the last whole record, because a tear in the middle makes the file
+    unreadable. Opened with ``O_APPEND``: if somebody truncates the file, the next write must not leave a hole of NUL
+    bytes. The file never exists without ``head``, its first records; ``name`` is for messages.
+
+    Raises:
+        NameTakenError: The path exists.
+        StorageError: The file cannot be made.
+    """
+
+    def __init__(self, path: Path, head: bytes, name: str, mode: int = PRIVATE_MODE) -> None:
+        self.path = path
+        make_folder(path.parent, name, mode)
+        if os.path.lexists(path):
+            raise name_taken(path)
+        self._good_bytes = 0
+        self._torn = False
+        self._head = b""  # records to write first, in a file that begins again
+        self._descriptor = -1
+        try:
+            self._create(head, mode)
+        except FileExistsError:
+            raise name_taken(path) from None
+        except OSError as error:
+            raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
+
+    def _create(self, head: bytes, mode: int) -> None:
+        # Under a temporary name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
+        # replace a file that somebody else made meanwhile.
+        self._descriptor, temporary = temporary_file(self.path.parent, self.path.name)
+        try:
+            os.fchmod(self._descriptor, mode)  # exactly this mode, independent of the umask
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
+            self.write(head)
+            try:
+                os.link(temporary, self.path)
+            except OSError:
+                if self.path.exists():
+                    raise
+                os.rename(temporary, self.path)  # a file system without links
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the complete records, in bytes."""
+        return self._good_bytes
+
+    @property
+    def gone(self) -> bool:
+        """True if somebody has removed or replaced the file, so that nobody can read later writes."""
+        try:
+            return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # another problem of the storage; the next write reports it
+            return False
+
+    @property
+    def truncated(self) -> bool:
+        """True if somebody has truncated the file in place, as logrotate does with ``copytruncate``."""
+        try:
+            return os.fstat(self._descriptor).st_size < self._good_bytes
+        except OSError:
+            return False
+
+    def restart(self, head: bytes) -> None:
+        """Empty the file, and begin it again with other first records, now or with the next write."""
+        self._good_bytes, self._torn, self._head = 0, True, head
+        with contextlib.suppress(OSError):
+            self.write(b"")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self.path}: a file that is being written cannot be sent to another process")
+
+    def write(self, data: bytes) -> None:
+        """Append whole records; on an OSError none of them is in the file."""
+        if self._torn:
+            self._cut_back()
+        data = self._head + data
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.write(self._descriptor, view)
+                if not written:
+                    raise OSError(errno.EIO, "nothing was written")
+                view = view[written:]
+        except OSError:
+            self._torn = True
+            with contextlib.suppress(OSError):  # retried before the next write
+                self._cut_back()
+            raise
+        self._good_bytes += len(data)
+        self._head = b""
+
+    def _cut_back(self) -> None:
+        if os.fstat(self._descriptor).st_size > self._good_bytes:  # ftruncate would extend a shorter file
+            os.ftruncate(self._descriptor, self._good_bytes)
+        self._torn = False
+
+    def overwrite(self, offset: int, data: bytes) -> None:
+        """Replace bytes that are already in the file. Works even on a full disk; raises nothing."""
+        with contextlib.suppress(OSError):
+            if os.fstat(self._descriptor).st_size < offset:
+                return  # truncated meanwhile; a hole would read as NUL bytes
+            # With O_APPEND, pwrite on Linux ignores the offset and appends.
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_APPEND)
+            try:
+                os.pwrite(self._descriptor, data, offset)
+            finally:
+                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
+
+    def finish(self, lines: bytes) -> None:
+        """Write the last lines, close the array, and close the file. Raises nothing."""
+        try:
+            self.write(lines)
+            # Perfetto accepts a comma before the bracket, but JSON does not.
+            self.overwrite(self._good_bytes - len(b",\n"), b"\n]\n")
+        except OSError:
+            pass  # Perfetto reads the file without its end
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+def name_taken(path: Path) -> NameTakenError:
+    """Return the error that refuses a name."""
+    return NameTakenError(
+        f"{path}: exists already, and tracekit never overwrites a trace; choose another name "
+        "(with {run_id} or {attempt} in it), or remove the file"
+    )
+
+
+def check_mode(mode: int) -> int:
+    """Return a file mode with which the user can read and write the files; refuse others."""
+    if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o666 or mode & PRIVATE_MODE != PRIVATE_MODE:
+        shown = oct(mode) if isinstance(mode, int) else repr(mode)
+        raise ConfigError(f"mode must say who may read and write the files, such as 0o600, 0o640 or 0o664, not {shown}")
+    return mode
+
+
+def make_folder(folder: Path, path: str, mode: int = PRIVATE_MODE) -> None:
+    """Make the folder of a trace if it does not exist; by default for the user alone (mode 0700).
+
+    Users who may read the files by ``mode`` may also list and enter the folder. ``path`` is for the error message.
+
+    Raises:
+        StorageError: The folder cannot be made or written to.
+    """
+    try:
+        make_folders(folder, mode)
+        if not folder.is_dir():
+            raise NotADirectoryError(20, "its folder is not a folder")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "its folder may not be written to")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 class RankFile:
     """Writes one file of a rank trace. The file names its process, and opens and merges by itself.
 
-    While writing fails, events are lost and counted. When writing resumes, a ``tracekit.gap`` instant reports the number of
-    lost events and their time range, and the missing starts and finishes of long slices are written. The head of the file
-    has the number of lost events in addition, in case the disk stays full.
+    While writing fails, events are lost and counted. When writing resumes, a ``tracekit.gap`` instant reports the
+    number of lost events and their time range, and the missing starts and finishes of long slices are written. The
+    head of the file has the number of lost events in addition, in case the disk stays full.
 
-    Args:
-        name: Final path or URL of the file.
-        path: Local path that is written.
-        recording: The process of the file, and the clock reading for its times.
-        mode: Mode of the file.
-        truncated: A file that somebody truncated, to begin again in the same place. None makes a new file.
+    ``name`` is the final path or URL of the file, ``path`` the local path that is written. A file that somebody
+    truncated begins again in the same place.
 
     Raises:
         NameTakenError: The file exists already.
@@ -91,14 +272,7 @@ class RankFile:
             {
                 "format_version": FORMAT_VERSION,
                 "tracekit_version": __version__,
-                "run_id": process.run_id,
-                "rank": process.rank,
-                "local_rank": process.local_rank,
-                "world_size": process.world_size,
-                "node": process.node,
-                "host": process.host,
-                "pid": process.pid,
-                "attempt": process.attempt,
+                **{name: getattr(process, name) for name in _IDENTITY},
                 "rank_source": process.source,
                 "counts": recording.counts,
                 "boot_id": process.boot_id,
@@ -140,9 +314,7 @@ class RankFile:
     def write_events(self, batch: EventBatch, *, count: bool = True) -> None:
         """Write a batch, or count it as lost. Raises nothing for a storage that fails.
 
-        Args:
-            batch: The events.
-            count: True to count them as events. False for the end and start where a slice is cut in two.
+        The end and start where a slice is cut in two do not count as events.
         """
         for piece in batch.pieces(_WRITTEN_AT_ONCE):
             self._write_piece(piece, count=count)
@@ -183,11 +355,7 @@ class RankFile:
             self._late_metadata.append(data)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Complete the file. Raises nothing.
-
-        Args:
-            summary: Counts of recorded and lost events, for the last file of a recording.
-        """
+        """Complete the file, the last one of a recording with the counts of its events. Raises nothing."""
         if self._tables is not None and (self._gap or self._late_metadata):
             self.write_events(self._tables, count=False)
         self._file.finish(b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary))

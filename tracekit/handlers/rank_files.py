@@ -1,47 +1,144 @@
-"""RankFiles: the files of one handler, from their names to their final places."""
+"""RankFiles: the files of one handler, from their names to their final places, and the limits that begin and remove them."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import check_path, check_whole
+from tracekit.arguments import check_path, check_seconds, check_whole
 from tracekit.clock import SYSTEM_CLOCK
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import ConfigError, StorageError, TimeError
 from tracekit.formats.segment_index import index_name
-from tracekit.handlers.live_file import PRIVATE_MODE, NameTakenError, check_mode, make_folder, name_taken
-from tracekit.handlers.rank_file import RankFile
+from tracekit.handlers.rank_file import NameTakenError, RankFile, check_mode, make_folder, name_taken
 from tracekit.naming import FileName, shown
-from tracekit.outbox.outbox import Outbox, PackingOutbox
-from tracekit.storage import basename, is_remote
+from tracekit.outbox.outbox import LocalOutbox, Outbox
+from tracekit.storage import PRIVATE_MODE, basename, is_remote
+from tracekit.timestamp import Time, TimeUnit, ensure_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.arguments import StrPath
     from tracekit.handlers.base import Recording
-    from tracekit.handlers.rotation import Retention
     from tracekit.timestamp import Timestamp
 
+logger = logging.getLogger("tracekit")
 DEFAULT_SPOOL_BYTES: Final = 2 << 30
 _LONGEST_S: Final = 10.0  # without a call of `RankFiles.ending`
 _SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for the steps before and after
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Limits that make a file full, None for no limit: its size before compression, the time of its events, the training."""
+
+    limit_bytes: int | None = None
+    limit_ns: int | None = None
+    every: Time | None = None
+
+    @classmethod
+    def of(
+        cls, rotate_bytes: int | None, rotate_seconds: float | None, rotate_every: Time | str | None
+    ) -> Rotation | None:
+        """Check the arguments of a handler; return None if it does not rotate."""
+        if rotate_bytes is not None:
+            check_whole("rotate_bytes", rotate_bytes)
+        if rotate_seconds is not None:
+            check_seconds("rotate_seconds", rotate_seconds)
+        every = None
+        if rotate_every is not None:
+            try:
+                every = ensure_time(rotate_every)
+            except TimeError as error:
+                raise ConfigError(f"rotate_every: {error}") from None
+            if every.unit in (TimeUnit.SECOND, TimeUnit.DURATION) or every.value <= 0:
+                raise ConfigError(
+                    f"rotate_every must count epochs, batches, samples or tokens, such as '1ep' or '500ba', not "
+                    f"{rotate_every!r}; rotate_seconds= goes by time"
+                )
+        if rotate_bytes is None and rotate_seconds is None and every is None:
+            return None
+        return cls(rotate_bytes, None if rotate_seconds is None else round(rotate_seconds * 1e9), every)
+
+    def due(self, size_bytes: int, span_ns: int, since: Timestamp, now: Timestamp) -> bool:
+        """Return True if a file is full; ``span_ns`` is the time, and ``since`` to ``now`` the training, of its events."""
+        return (
+            (self.limit_bytes is not None and size_bytes >= self.limit_bytes)
+            or (self.limit_ns is not None and span_ns >= self.limit_ns)
+            or (self.every is not None and now.get(self.every.unit) - since.get(self.every.unit) >= self.every)
+        )
+
+
+class Retention:
+    """Removes the oldest finished files of this process beyond a number or a total size. Used by one thread.
+
+    Files of other processes, of earlier attempts and of earlier runs are never touched. The file being written counts
+    for the size. ``removed`` has the number of removed files and their bytes, for the summary.
+    """
+
+    def __init__(self, keep: int | None = None, max_total_bytes: int | None = None) -> None:
+        if keep is not None:
+            check_whole("num_traces_to_keep", keep)
+        if max_total_bytes is not None:
+            check_whole("max_total_bytes", max_total_bytes)
+        self._keep = keep
+        self._max_total_bytes = max_total_bytes
+        self._files: deque[tuple[Path, int]] = deque()
+        self._total_bytes = 0
+        self.removed = {"files": 0, "bytes": 0}
+
+    def __bool__(self) -> bool:
+        """Return True if there is a limit."""
+        return self._keep is not None or self._max_total_bytes is not None
+
+    def add(self, path: Path) -> None:
+        """Take in a finished file, the newest."""
+        if not self:
+            return
+        try:
+            size_bytes = path.stat().st_size
+        except OSError:  # somebody has removed it
+            return
+        self._files.append((path, size_bytes))
+        self._total_bytes += size_bytes
+
+    def make_room(self, *, coming: int = 0, live_bytes: int | None = None) -> list[Path]:
+        """Remove the oldest files until the limits hold, but never the newest. Return the removed files; raise nothing.
+
+        ``coming`` files are about to be finished. ``live_bytes`` is the size of the file that is being written, if
+        there is one.
+        """
+        gone = []
+        spared = 1 if live_bytes is None else 0
+        while len(self._files) > spared and (
+            (self._keep is not None and len(self._files) + coming > self._keep)
+            or (self._max_total_bytes is not None and self._total_bytes + (live_bytes or 0) > self._max_total_bytes)
+        ):
+            path, size_bytes = self._files.popleft()
+            self._total_bytes -= size_bytes
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                logger.warning("tracekit: %s should be removed and cannot be: %s", path, error.strerror or error)
+                continue
+            self.removed["files"] += 1
+            self.removed["bytes"] += size_bytes
+            gone.append(path)
+        return gone
+
+
 class RankFiles:
     """The files of one handler: gives each file a free name, and removes the oldest files beyond the limits.
 
-    Args:
-        name: Template of the file names.
-        retention: Limits on the files to keep.
-        spool: Remote storage only: the folder for files that wait for upload; None uses the default.
-        spool_bytes: Maximum size of the files in the spool.
-        mode: Mode of local files.
-
-    Attributes:
-        paths: The files that were begun and not removed, the newest last.
+    ``paths`` are the files that were begun and not removed, the newest last. ``spool`` and ``spool_bytes`` are for a
+    remote storage: the folder for files that wait for upload (None: the default), and their maximum size.
     """
 
     def __init__(
@@ -95,10 +192,8 @@ class RankFiles:
                 "index": index,
             }
             self.outbox = UploadingOutbox(self._spool, header, self._spool_bytes)
-        elif name.endswith(".gz"):
-            self.outbox = PackingOutbox(Path.cwd())
         else:
-            self.outbox = Outbox(Path.cwd())
+            self.outbox = LocalOutbox(Path.cwd(), packs=name.endswith(".gz"))
         self.outbox.start()
 
     @property
@@ -112,12 +207,7 @@ class RankFiles:
         return [] if self.outbox is None else [os.fspath(path) for path in self.outbox.kept]
 
     def begin(self, recording: Recording, timestamp: Timestamp, *, first: bool = False) -> RankFile:
-        """Make the next file.
-
-        Args:
-            recording: The recording of the file.
-            timestamp: The training time, for the file name.
-            first: Refuse a name that is taken, instead of trying the next.
+        """Make the next file. The first one is refused if its name is taken; later ones take the next number.
 
         Raises:
             ConfigError: The name is taken.
@@ -198,11 +288,7 @@ class RankFiles:
 
 
 def trace_name(filename: StrPath, number: str) -> FileName:
-    """Return the template of a JSON trace, which may have a field ``number``.
-
-    Raises:
-        ConfigError: The template is wrong, or lacks the ending of a JSON trace.
-    """
+    """Return the template of a JSON trace, which may have a field ``number``; refuse other endings."""
     name = check_path("filename", filename)
     template = FileName(name, number)
     if not name.endswith((".json", ".json.gz")):

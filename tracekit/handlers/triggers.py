@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+# Signals that are free for programs to use. The others end a process, and must still do so.
 _FREE_SIGNALS: Final = {
     number for name in ("SIGUSR1", "SIGUSR2") if (number := getattr(signal, name, None)) is not None
 } | (set(range(signal.SIGRTMIN, signal.SIGRTMAX + 1)) if hasattr(signal, "SIGRTMIN") else set())
-"""Signals that are free for programs to use. The others end a process, and must still do so."""
-
 _NEVER_CAUGHT: Final = frozenset({"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL", "SIGABRT"})
 
 
@@ -61,11 +60,7 @@ class SignalTrigger:
         self._lock = threading.Lock()  # so that the pipe is not closed while it is read
 
     def install(self) -> None:
-        """Begin to detect the signal; on the main thread.
-
-        Raises:
-            ConfigError: This is not the main thread, or the signal would no longer end the process.
-        """
+        """Begin to detect the signal; on the main thread. Refuse a signal that would then no longer end the process."""
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 "on_signal: Python sets signal handlers on the main thread only; start the profiler there"
@@ -168,11 +163,9 @@ class _ChildSide:
 class ExceptionTrigger:
     """Detects uncaught exceptions, in the main thread and in others.
 
-    Chains ``sys.excepthook`` and ``threading.excepthook``: the previous hook is called afterwards. `remove` does not remove a
-    hook that other code has set later. This hook then stays in the chain, but only calls the previous one.
-
-    Args:
-        notice: Called with the exception and with True if it ends the main thread, on the thread that it ends.
+    Chains ``sys.excepthook`` and ``threading.excepthook``: the previous hook is called afterwards. `remove` does not
+    remove a hook that other code has set later. This hook then stays in the chain, but only calls the previous one.
+    ``notice`` is called with the exception and with True if it ends the main thread, on the thread that it ends.
     """
 
     def __init__(self, notice: Callable[[BaseException, bool], None]) -> None:
@@ -210,15 +203,9 @@ class ExceptionTrigger:
 
 
 class SlowSteps:
-    """Detects slow batches by the running median of the batches before.
+    """Detects a batch that takes ``factor`` times the running median of the ``window`` batches before it.
 
-    Args:
-        factor: A batch that takes longer than this times the median is slow.
-        window: Number of batches in the median.
-        least: Minimum number of batches before one can be slow; the first batches of a run are slow by nature.
-
-    Raises:
-        ConfigError: The factor is not above 1.
+    The first batches of a run are slow by nature, so there must be ``least`` of them before.
     """
 
     def __init__(self, factor: float, *, window: int = 64, least: int = 16) -> None:

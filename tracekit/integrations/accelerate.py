@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.hooks import method_hook, model_hook
-from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.integrations.hooks import method_hook, model_hook, recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
+# The methods of an Accelerator that become slices, and what these are called
 _METHODS: Final = {
     "backward": "backward",
     "clip_grad_norm_": "clip gradients",
@@ -25,7 +25,6 @@ _METHODS: Final = {
     "save_state": "save checkpoint",
     "load_state": "load checkpoint",
 }
-"""The methods of an Accelerator that become slices, and what these are called."""
 
 
 class AcceleratorRecorder:

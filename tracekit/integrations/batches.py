@@ -11,11 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+# The first of these that a mapping holds is taken for its tokens, one for every element
 TOKEN_NAMES: Final = ("input_ids", "token_ids", "tokens")
-"""The first of these that a mapping holds is taken for its tokens, one for every element."""
-
-_LOOK_AT: Final = 32
-"""Of a long list only so many elements are looked at to learn what it is."""
+_LOOK_AT: Final = 32  # of a long list only so many elements are looked at to learn what it is
 
 
 def samples_in(batch: Any) -> int:

@@ -1,25 +1,27 @@
-"""Hooks that integrations put into objects of a training, which copies of these objects do not have."""
+"""Hooks that integrations put into objects of a training: models, trainers and data loaders. Copies do not have them."""
 
 from __future__ import annotations
 
 import functools
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from tracekit.recording.loaders import recording_loader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from tracekit.recording.profiler import Profiler
+
+_END: Final = object()
+_CLASS: Final = vars(object)["__class__"]  # Accelerate's loaders have a property of that name, to pass for a DataLoader
 
 
 class Hook:
-    """A function that is neither copied nor pickled: a copy has a method of another object instead.
+    """A function that is neither copied nor pickled: a copy has the method ``name`` of ``owner`` instead.
 
-    Models are copied and saved whole while they are trained (averages of weights, models of reference), and a bound method
-    would take the profiler along.
-
-    Args:
-        function: The function to call.
-        owner: The object that has the method for copies.
-        name: The name of that method.
+    Models are copied and saved whole while they are trained (averages of weights, models of reference), and a bound
+    method would take the profiler along.
     """
 
     def __init__(self, function: Callable[..., Any], owner: object, name: str) -> None:
@@ -36,10 +38,7 @@ class Hook:
 
 
 def model_hook(function: Callable[..., Any]) -> Hook:
-    """Return a hook for a model; a copy of the model has one that does nothing.
-
-    The copy's hook is a function of the standard library, so that a saved model loads without tracekit.
-    """
+    """Return a hook for a model; a copy has one of the standard library that does nothing, and loads without tracekit."""
     return Hook(function, nullcontext(), "__exit__")
 
 
@@ -67,3 +66,45 @@ class Replacements:
             owner, name = self._replaced.pop()
             with suppress(AttributeError):
                 delattr(owner, name)
+
+
+def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:
+    """Pass every iteration over a loader through a generator; the loader stays the same object.
+
+    ``iter()`` looks at the class, so the loader gets a subclass of its class; the returned function restores it. A
+    loader that cannot have one is left alone. ``through`` gets the loader and what begins an iteration over it, and
+    yields the batches.
+    """
+    kind = type(loader)
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return through(self, lambda: kind.__iter__(self))
+
+    names = {
+        "__iter__": iterate,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    try:
+        _CLASS.__set__(loader, type(kind.__name__, (kind,), names))
+    except TypeError:  # a list, an object with slots ...
+        return lambda: None
+
+    def unwatch() -> None:
+        _CLASS.__set__(loader, kind)
+
+    return unwatch
+
+
+def recorded_pass(profiler: Profiler, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yield the batches of a loader, with a slice "dataloader" for each wait. Its workers also record."""
+    marker = profiler.marker("dataloader")
+    # Accelerate's loaders make the iterator that starts the workers with the first batch.
+    with recording_loader(loader, profiler), marker:
+        batches = begin()
+        batch = next(batches, _END)
+    while batch is not _END:
+        yield batch
+        with marker:
+            batch = next(batches, _END)

@@ -13,8 +13,7 @@ from transformers.utils.import_utils import is_torchdynamo_compiling
 
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.hooks import model_hook
-from tracekit.integrations.loaders import recorded_pass, watch
+from tracekit.integrations.hooks import model_hook, recorded_pass, watch
 from tracekit.integrations.slices import OpenSlices
 from tracekit.timestamp import Timestamp
 
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., None])
 
 logger = logging.getLogger("tracekit")
-
-_STATE: Final = "tracekit"
-"""Under which name the training time stands among the states of callbacks in a checkpoint."""
+_STATE: Final = "tracekit"  # under which name the training time stands among the states of callbacks in a checkpoint
 
 
 def _harmless(method: F) -> F:

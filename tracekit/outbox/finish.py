@@ -8,10 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.errors import StorageError
-from tracekit.outbox.caller import Caller
-from tracekit.outbox.retry import Pace, Retry
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import GoneError, Uploader
+from tracekit.outbox.upload import GoneError, Pace, Retry, Uploader
 from tracekit.storage import RefusedError, TooSlowError, without_secrets
 
 if TYPE_CHECKING:
@@ -26,12 +24,11 @@ class Finished:
     """The result of finishing a spool.
 
     Attributes:
-        spool: The folder.
         uploaded: URL and size in bytes of each file that was uploaded now.
         there: URLs of files that had been uploaded before.
         left: Path and error of each file that could not be uploaded.
         lost: Files that are gone from the spool.
-        reason: Error of the upload of the index; None if it was uploaded.
+        reason: Error of the upload of the index.
     """
 
     spool: str
@@ -75,21 +72,16 @@ class Finished:
 def finish_spool(folder: Path, *, tries: int = 4, retry: Retry | None = None) -> Finished:
     """Upload the remaining files of a spool. The journal stays, so that a second call has nothing to do.
 
-    Args:
-        folder: The spool.
-        tries: Number of attempts for each request.
-        retry: The timeouts and pauses.
-
     Raises:
         BusyError: The recording goes on, or another process uploads the spool.
         StorageError: The folder is not a spool.
     """
     spool = Spool.load(folder)
-    caller = Caller("tracekit-upload")
+    uploader = Uploader(spool)
     try:
-        return _finish(spool, Uploader(spool, caller), _Tries(tries, retry or Retry()))
+        return _finish(spool, uploader, _Tries(tries, retry or Retry()))
     finally:
-        caller.close()
+        uploader.close()
         spool.close()
 
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import logging
 import shlex
 import threading
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError
 from tracekit.notices import Notices
-from tracekit.outbox.caller import Caller
-from tracekit.outbox.outbox import GONE, BackgroundOutbox
-from tracekit.outbox.pack import StoppedError
-from tracekit.outbox.retry import Pace, Retry
+from tracekit.outbox.outbox import GONE, Outbox, StoppedError
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import GoneError, Uploader
+from tracekit.outbox.upload import GoneError, Pace, Retry, Uploader
 from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, check_protocol, without_secrets
 from tracekit.wording import one_line
 
@@ -32,17 +28,13 @@ _REASON_CHARACTERS: Final = 300
 FULL: Final = "events of files beyond the size of the spool"
 
 
-class UploadingOutbox(BackgroundOutbox):
+class UploadingOutbox(Outbox):
     """Keeps files in a spool folder until the storage has them.
 
     Failed uploads are retried with growing pauses until the recording ends, except after a refusal of the storage
-    (credentials, no such bucket). Remaining files stay in the spool, for ``tracekit upload``.
-
-    Args:
-        root: Parent folder of the spool; None uses the default, see `Spool.create`.
-        header: Identity of the recording; see `Spool.create`.
-        spool_bytes: Maximum size of the waiting files. Beyond it the newest file is removed, and its events are counted.
-        retry: The timeouts and pauses.
+    (credentials, no such bucket). Remaining files stay in the spool, for ``tracekit upload``. Beyond ``spool_bytes``
+    of waiting files the newest is removed, and its events are counted. For ``root`` and ``header`` see
+    `Spool.create`.
     """
 
     def __init__(
@@ -50,31 +42,18 @@ class UploadingOutbox(BackgroundOutbox):
     ) -> None:
         check_protocol(header["index"])
         self._spool = Spool.create(root, header)
-        super().__init__(self._spool.folder)
+        super().__init__()
         self._retry = retry or DEFAULT_RETRY
         self._pace = Pace(self._retry)
         self._spool_bytes = spool_bytes
         self._url = without_secrets(header["index"])
         self._notices = Notices()
-        self._lost: Counter[str] = Counter()
-        self._kept: list[Path] = []
         self._refusal: StorageError | None = None
         self._trouble: StorageError | None = None  # the last failure; None after a success
         self._claimed = threading.Event()  # the first try is over
         self._taken: AlreadyThereError | None = None
         self._index_after_ns = 0
-        self._caller = Caller("tracekit-upload")
-        self._uploader = Uploader(self._spool, self._caller)
-
-    @property
-    def lost(self) -> Mapping[str, int]:
-        """Number of events that will never be uploaded, by reason."""
-        return self._lost
-
-    @property
-    def kept(self) -> list[Path]:
-        """The files that are left in the spool."""
-        return self._kept
+        self._uploader = Uploader(self._spool)
 
     def start(self) -> None:
         """Start the thread, and wait a few seconds for the result of the first write to the storage.
@@ -105,14 +84,14 @@ class UploadingOutbox(BackgroundOutbox):
         if self._spool.finish(self._spool.segment_of(path), events, start_ns, end_ns, self._spool_bytes):
             self._wake.set()
         else:
-            self._lost[FULL] += events
+            self.lost[FULL] += events
             self._notices.warn(
                 "full",
                 "tracekit: the spool %s holds spool_bytes (%d) of files that could not be uploaded; newer ones are dropped "
                 "(%d events so far) until it is smaller",
                 self._spool.folder,
                 self._spool_bytes,
-                self._lost[FULL],
+                self.lost[FULL],
             )
         return None
 
@@ -123,7 +102,7 @@ class UploadingOutbox(BackgroundOutbox):
         super().close(timeout_s)
         left = self._spool.waiting
         self._spool.close()
-        self._kept = [self._spool.path(segment) for segment in left]
+        self.kept = [self._spool.path(segment) for segment in left]
         if not left and (not self._uploader.index_due or not self._spool.segments):
             self._spool.remove()
             return
@@ -139,7 +118,7 @@ class UploadingOutbox(BackgroundOutbox):
         )
 
     def _interrupt(self) -> None:
-        self._caller.close()
+        self._uploader.close()
 
     # ---- on the thread of the outbox ----------------------------------------------------------------------------------
 
@@ -161,7 +140,7 @@ class UploadingOutbox(BackgroundOutbox):
             return None
         except GoneError as error:
             self._spool.drop(finished[0])
-            self._lost[GONE] += finished[0].events
+            self.lost[GONE] += finished[0].events
             self._notices.warn("gone", "tracekit: %s", error)
         except RefusedError as error:
             self._refusal = error

@@ -42,10 +42,9 @@ class BusyError(StorageError):
 
 
 def default_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the default parent folder of spools.
+    """Return the default parent folder of spools: ``TRACEKIT_SPOOL``, else one of this user for temporary files.
 
-    ``TRACEKIT_SPOOL``, else a folder of this user in the folder for temporary files. On clusters, temporary files are on the
-    local disk of the node, while home folders are small and on a network.
+    On clusters, temporary files are on the local disk of the node, while home folders are small and on a network.
     """
     given = environ.get(SPOOL_VARIABLE)
     return Path(resolve_path(given)) if given else Path(tempfile.gettempdir()) / f"tracekit-spool-{os.geteuid()}"
@@ -89,12 +88,10 @@ class Spool:
 
     @classmethod
     def create(cls, root: Path | None, header: Mapping[str, Any]) -> Spool:
-        """Make a new spool, for this process alone.
+        """Make a new spool, for this process alone, in ``root`` (mode 0700) or the default folder.
 
-        Args:
-            root: The parent folder, made with mode 0700 if it does not exist. None uses `default_root`. If that folder cannot
-                be used, such as one that another user owns or may enter, the spool is a new folder next to it.
-            header: ``run_id``, ``rank``, ``attempt``, ``pid``, ``index``.
+        If the default folder cannot be used, such as one that another user owns or may enter, the spool is a new
+        folder next to it. The header has ``run_id``, ``rank``, ``attempt``, ``pid`` and ``index``.
 
         Raises:
             StorageError: The folder cannot be made, or does not belong to this user.
@@ -129,12 +126,7 @@ class Spool:
 
     @classmethod
     def load(cls, folder: Path) -> Spool:
-        """Take over the spool of a process that has ended.
-
-        Raises:
-            BusyError: A process still uses the spool.
-            StorageError: The folder is not a spool.
-        """
+        """Take over the spool of a process that has ended; refuse one in use (`BusyError`) and a folder that is none."""
         try:
             descriptor = _open_journal(folder)
         except OSError as error:
@@ -285,11 +277,7 @@ class Spool:
 
 
 def digest(path: Path) -> tuple[int, str]:
-    """Return size and SHA-256 of a file.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    """Return size and SHA-256 of a file."""
     with path.open("rb") as file:
         sha256, size_bytes = hashlib.sha256(), 0
         while piece := file.read(1 << 20):
@@ -330,9 +318,7 @@ def _make_private(root: Path, *, private: bool) -> None:
 def _problem(folder: Path, *, private: bool) -> str | None:
     """Return why a folder is not safe for spools; None if it is.
 
-    Args:
-        folder: The folder.
-        private: Require that it belongs to this user and that nobody else may enter it, because its parent is public.
+    If its parent is public (``private``), it must belong to this user, and nobody else may enter it.
     """
     try:
         found = folder.lstat()

@@ -9,25 +9,151 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+import queue
+import random
+import threading
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tracekit import storage
 from tracekit.errors import StorageError
 from tracekit.formats.segment_index import index_document
 from tracekit.naming import following_names
-from tracekit.outbox.pack import pack
+from tracekit.outbox.outbox import pack
 from tracekit.outbox.spool import digest
+from tracekit.storage import TooSlowError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import TypeAlias
 
     from tracekit.formats.segment_index import Segment
-    from tracekit.outbox.caller import Caller
     from tracekit.outbox.spool import Spool
 
+    _Calls: TypeAlias = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+
+T = TypeVar("T")
+_MOST_HANGING: Final = 8
+_LONGEST_ANSWER_S: Final = 600.0
 _INDEX_FILE: Final = "index.json"
 _CANCEL_FIRST: Final = 0.9  # the client times out a little before its thread is abandoned
+
+
+class Caller:
+    """A thread that makes calls for another thread, which waits for each call with a timeout.
+
+    A client of an object store can hang if a server accepts a connection and never answers. Such a call cannot be
+    ended from outside. Its thread is abandoned, and a new one replaces it. The first thread is started immediately,
+    because some Python versions start no threads while the interpreter shuts down.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._left_behind: list[threading.Thread] = []
+        self._current: Future[Any] | None = None
+        self._start()
+
+    def call(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Call a function on the other thread; return its result or raise its exception. `TooSlowError`: it hangs."""
+        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        if len(self._left_behind) >= _MOST_HANGING:
+            raise TooSlowError(f"the storage hangs: {_MOST_HANGING} calls have not returned")
+        if self._thread is None:
+            self._start()
+        answer: Future[T] = Future()
+        self._current = answer
+        self._calls.put((function, answer))
+        if not wait([answer], timeout_s).done:
+            self._abandon()
+            raise TooSlowError(f"the storage gave no answer within {timeout_s:g} s")
+        return answer.result()
+
+    def close(self) -> None:
+        """End a pending call with `TooSlowError`, and end the thread as soon as possible."""
+        answer, self._left_behind = self._current, []
+        self._calls.put(None)
+        if answer is not None and not answer.done():
+            with suppress(InvalidStateError):  # it has come just now
+                answer.set_exception(TooSlowError("it was not waited for any longer"))
+        elif self._thread is not None:
+            self._thread.join(1.0)  # it is idle
+
+    def _start(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._calls: _Calls = queue.SimpleQueue()
+        thread = threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the interpreter is ending
+            raise TooSlowError(f"the storage hangs, and no other thread can be started ({error})") from error
+        self._thread = thread
+
+    def _abandon(self) -> None:
+        self._calls.put(None)  # ends the thread if its call ever returns
+        if self._thread is not None:
+            self._left_behind.append(self._thread)
+        self._thread = None
+
+
+def _serve(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        function, answer = call
+        with suppress(InvalidStateError):  # `Caller.close` has answered for it
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                answer.set_exception(error)
+        del call, function, answer
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The times of an upload, in seconds.
+
+    Attributes:
+        warm_up_s: Maximum time that the start of a recording waits for the first answer of the storage.
+        answer_s: Timeout of the first request. It doubles with each timeout: it is short for a dead network, and grows for a
+            slow one.
+        first_s: The pause after the first failure; doubled with each further failure in a row.
+        longest_s: The longest pause.
+        index_s: Minimum time between two uploads of the index.
+    """
+
+    warm_up_s: float = 5.0
+    answer_s: float = 30.0
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    index_s: float = 30.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """The current timeout and pause of an upload.
+
+    The pause grows with each failure in a row; a success resets it. The timeout grows with each request that takes too long.
+    """
+
+    retry: Retry
+    failures: int = 0
+    answer_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answer_s = self.retry.answer_s
+
+    def succeeded(self) -> None:
+        """Note a request that succeeded."""
+        self.failures = 0
+
+    def failed(self, *, too_slow: bool) -> float:
+        """Note a request that failed; return the pause in seconds, random so that ranks do not retry simultaneously."""
+        self.failures += 1
+        if too_slow:
+            self.answer_s = min(self.answer_s * 2, max(_LONGEST_ANSWER_S, self.retry.answer_s))
+        longest_s = min(self.retry.longest_s, self.retry.first_s * 2.0 ** min(self.failures - 1, 60))
+        return longest_s * random.uniform(0.5, 1.0)
 
 
 class GoneError(StorageError):
@@ -35,16 +161,11 @@ class GoneError(StorageError):
 
 
 class Uploader:
-    """Uploads the files of a spool; every request has a timeout. Used by one thread.
+    """Uploads the files of a spool; every request has a timeout. Used by one thread."""
 
-    Args:
-        spool: The spool.
-        caller: Makes the requests.
-    """
-
-    def __init__(self, spool: Spool, caller: Caller) -> None:
+    def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._caller = caller
+        self._caller = Caller("tracekit-upload")
         self._index_url: str | None = None  # URL of the index of this recording
         self._index_taken = 0  # number of index names that other recordings have taken
         self._index_done: dict[str, Any] | None = None
@@ -53,6 +174,10 @@ class Uploader:
     def index_due(self) -> bool:
         """True if the last uploaded index is out of date."""
         return self._index_done != self._index()
+
+    def close(self) -> None:
+        """End a pending request, and the thread that makes the requests."""
+        self._caller.close()
 
     def deliver(self, segment: Segment, timeout_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
         """Upload one segment, packed if its name ends with ``.gz``.
@@ -84,22 +209,13 @@ class Uploader:
             return
 
     def deliver_index(self, timeout_s: float) -> None:
-        """Upload the index; replace the earlier one of this recording.
-
-        Raises:
-            StorageError: as for `deliver`.
-        """
+        """Upload the index; replace the earlier one of this recording. Raises as `deliver` does."""
         for number, url in enumerate(following_names(self._spool.header["index"])):
             if number >= self._index_taken and self._put_index(url, timeout_s):
                 return
 
     def claim_index(self, timeout_s: float) -> None:
-        """Upload the first index, to test that the storage is reachable and writable.
-
-        Raises:
-            AlreadyThereError: Another recording has that name.
-            StorageError: as for `deliver`.
-        """
+        """Upload the first index, to test that the storage is reachable and writable; `AlreadyThereError`: it is taken."""
         url = self._spool.header["index"]
         if not self._put_index(url, timeout_s):
             raise storage.AlreadyThereError(f"{storage.without_secrets(url)}: exists already")

@@ -24,16 +24,13 @@ if TYPE_CHECKING:
     from tracekit.recording.marker import MarkerObserver
     from tracekit.recording.schedule import ProfilerAction
 
+# Above this number of awake markers, the writer sends unused ones to sleep. Every flush visits all awake markers.
 _MANY_AWAKE: Final = 1_000
-"""Above this number of awake markers, the writer sends unused ones to sleep. Every flush visits all awake markers."""
-
+# The writer does so at one in this many calls of `open_slices`. A marker in use is most likely used in between.
 _LOOKS: Final = 16
-"""The writer does so at one in this many calls of `open_slices`. A marker in use is most likely used in between."""
-
+# Stop searching after this many searches in a row that forget no slice. A search visits all objects (15 ms with torch).
+# The program then most likely has generators that are suspended inside a `with`.
 _SEARCHES: Final = 32
-"""Stop searching after this many searches in a row that forget no slice. A search visits all objects (15 ms with
-torch). The program then most likely has generators that are suspended inside a ``with``."""
-
 _EXITS: Final = ("__exit__", "__aexit__")
 
 _SUSPENDED: Final = (GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -44,14 +41,8 @@ class AttachedMarkers:
 
     A change of the schedule reaches open markers immediately. Every other marker is asleep until its next use, and
     changes then. The cost of a change therefore grows with the markers in use, not with the markers that exist. Any
-    thread may add markers, also during a change of state.
-
-    Args:
-        buffer: Buffer that the markers record into.
-        clock: Monotonic clock of the markers, in ns.
-
-    Attributes:
-        observer: Receives every event synchronously, or None without inline handlers. Set before the first `pass_to`.
+    thread may add markers, also during a change of state. ``observer`` receives every event synchronously; set before
+    the first `pass_to`.
     """
 
     def __init__(self, buffer: RecordBuffer, clock: Callable[[], int]) -> None:

@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
     OpenKey = tuple[int, int]  # start, track
 
+# The first tid of lanes. Linux assigns tids below 2**22; Perfetto accepts tids up to 2**32 - 1.
 LANE_TID: Final = 1 << 30
-"""The first tid of lanes. Linux assigns tids below 2**22; Perfetto accepts tids up to 2**32 - 1."""
-
-NEVER_NS: Final = 1 << 62
-"""A monotonic time that no clock reaches."""
-
-
+NEVER_NS: Final = 1 << 62  # A monotonic time that no clock reaches
 _COUNTER_ENTRIES: Final = COUNTER_BYTES * WIDTH // RECORD_BYTES + 1
 _SERIES_ENTRIES: Final = SERIES_BYTES * WIDTH // RECORD_BYTES + 1
 
@@ -39,23 +35,20 @@ class RecordBuffer(BufferBase):
 
     Attributes:
         records: Flat list of records (see `tracekit.events`). Markers call ``extend`` on it.
-        labels: Label by label number.
-        tracks: Track by track number.
-        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, because its lookup is the cheapest;
-            `thread_track` adds the track of a new thread.
-        due_ns: Monotonic deadline of the writer for emptying the buffer. Recording threads call `look_after` at every
-            event after it. 0 while events arrive faster than the writer takes them.
-        lock: Held while labels and tracks are made, and while markers change state; with the GIL,
-            never while a marker records.
-        look_after: Called by a recording thread after `due_ns`, with the current time. Set by the writer.
+        track_of_thread: Track number by ``threading.get_ident()``. A plain dict, because its lookup is the
+            cheapest; `thread_track` adds the track of a new thread.
+        due_ns: Monotonic deadline of the writer for emptying the buffer. Recording threads call `look_after`,
+            with the current time, at every event after it. 0 while events arrive faster than the writer takes
+            them.
+        lock: Held while labels and tracks are made, and while markers change state; with the GIL, never while a
+            marker records.
         free_async_tracks: Tracks for async slices without an open slice, by label number.
         foreign_finishes: Names of markers that were finished by a thread that had not started them.
         wake: Called by an asleep marker at its first use, with the marker; see `AttachedMarkers`.
         forget_left: Forgets slices that their ``with`` did not end; see `AttachedMarkers`.
-        wait_for_room: Called by a recording thread when the buffer is full. Returns True if there is room, possibly
-            after waiting for it. Set by the writer.
-        max_entries: Maximum number of list entries, for Python code. The compiled core has its own test for a full
-            buffer.
+        wait_for_room: Called by a recording thread when the buffer is full. Returns True if there is room,
+            possibly after waiting for it.
+        max_entries: Maximum number of list entries, for Python code. The core has its own test for a full buffer.
         keep_before: Slices that started before this monotonic time are always kept: their start may be delivered
             already.
         entries_by_bytes: Number of entries that the byte limit allows, without the values of counters.
@@ -164,12 +157,8 @@ class RecordBuffer(BufferBase):
     def limit(self, events: int, in_bytes: int, wait: Callable[[], bool] | None) -> None:
         """Limit the events that wait here and in the writer. Events beyond a limit are refused and counted.
 
-        The compiled core tests the limits when it allocates rows, so that they cost nothing per event.
-
-        Args:
-            events: Maximum number of waiting events.
-            in_bytes: Maximum memory of the waiting events, approximate.
-            wait: Waits for room and returns True if there is any, for ``on_full="block"``. None refuses immediately.
+        The compiled core tests the limits when it allocates rows, so that they cost nothing per event. ``wait`` waits
+        for room and returns True if there is any, for ``on_full="block"``.
         """
         self._max_events, self._max_bytes = events, in_bytes
         self.wait_for_room = wait or _no_room
@@ -281,8 +270,7 @@ def _none_of(_slices: Mapping[OpenKey, int]) -> Collection[OpenKey]:
     return ()
 
 
-DETACHED: Final = RecordBuffer()
-"""The buffer of detached markers. Nothing is recorded into it."""
+DETACHED: Final = RecordBuffer()  # The buffer of detached markers. Nothing is recorded into it.
 # An ``__exit__`` that was looked up while its marker recorded takes the slow path, which finds nothing to record.
 DETACHED.due_ns = 0
 

@@ -1,7 +1,8 @@
 """Children: processes that a rank starts and that record too, such as the workers of a data loader.
 
 Each child has its own profiler, writer thread and files. It shares only the identity of the rank with its parent. It
-starts from a `ChildPlan`, which a forked child inherits and a spawned child unpickles.
+starts from a `ChildPlan`, which a forked child inherits and a spawned child unpickles, and reads the current action of the
+parent's schedule from one shared byte.
 
 Exit hooks of Python may not run in a child: ``os._exit`` or a signal can end it at any moment. Therefore a child can
 lose up to one flush interval. The exit hooks only avoid that loss at an orderly end.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import mmap
 import os
 import sys
 import weakref
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tracekit.arguments import is_set
 from tracekit.handlers.base import TraceHandler
 from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,25 +30,91 @@ if TYPE_CHECKING:
 
     from tracekit.distributed import ProcessInfo
     from tracekit.recording.profiler import Profiler
-    from tracekit.recording.shared_action import ActionView
+    from tracekit.timestamp import Timestamp
+
+_ACTIONS: Final = tuple(ProfilerAction)
+# Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
+# waits for a rank.
+SHUTDOWN_TIMEOUT_S: Final = 2.0
+
+
+class SharedAction:
+    """The parent's side. Children of any start method open it through the parent's pid.
+
+    The byte is in an anonymous file in memory, so that nothing remains when the parent is killed. Raises OSError
+    where the system has no such files; children then cannot follow the schedule.
+    """
+
+    __slots__ = ("_descriptor", "_memory", "_path")
+
+    def __init__(self, action: ProfilerAction) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        self._descriptor = os.memfd_create("tracekit-action", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, 1)
+        self._memory = mmap.mmap(self._descriptor, 1)
+        self._path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self.set(action)
+
+    def set(self, action: ProfilerAction) -> None:
+        """Set the action for the children."""
+        self._memory[0] = _ACTIONS.index(action)
+
+    def view(self) -> ActionView:
+        """Return the children's side."""
+        return ActionView(self._path, self._memory)
+
+    def close(self) -> None:
+        """Set the action to SKIP, so that children stop recording, and close the file."""
+        self.set(ProfilerAction.SKIP)
+        os.close(self._descriptor)
+
+
+class ActionView:
+    """The child's side: a schedule that returns the parent's current action. Picklable."""
+
+    __slots__ = ("_last", "_memory", "_path")
+
+    def __init__(self, path: str, memory: mmap.mmap | None = None) -> None:
+        self._path = path
+        self._memory = memory
+        self._last = -1
+
+    def __reduce__(self) -> tuple[type[ActionView], tuple[str]]:
+        return ActionView, (self._path,)
+
+    def __call__(self, _timestamp: Timestamp) -> ProfilerAction:
+        """Return the current action of the parent's schedule."""
+        self._last = self._read()
+        return _ACTIONS[self._last]
+
+    def changed(self) -> bool:
+        """Return True if the action has changed since the last call of the schedule."""
+        return self._read() != self._last
+
+    def _read(self) -> int:
+        if self._memory is None:
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                # The parent has ended, and so has its recording.
+                return _ACTIONS.index(ProfilerAction.SKIP)
+            try:
+                self._memory = mmap.mmap(descriptor, 1, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+        return self._memory[0]
+
 
 logger = logging.getLogger("tracekit")
-
-SHUTDOWN_TIMEOUT_S: Final = 2.0
-"""Maximum time that a child waits for its handlers at its end. A parent waits for a child less long than a launcher
-waits for a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
     """The recording settings of a child process. Picklable.
 
-    Attributes:
-        make_profiler: The class `Profiler`.
-        process: The parent process.
-        handlers: Factories of the child's handlers; see `TraceHandler.for_children`.
-        options: Further arguments of the profiler.
-        action: The current action of the parent's schedule, or None if the parent has no schedule.
+    ``handlers`` are factories; see `TraceHandler.for_children`. ``action`` is the current action of the parent's
+    schedule, or None.
     """
 
     make_profiler: Callable[..., Profiler]

@@ -9,25 +9,14 @@ if TYPE_CHECKING:
     from tracekit.clock import Anchor, ClockStep, Timeline
 
 logger = logging.getLogger("tracekit")
-
-ANCHOR_INTERVAL_NS: Final = 60_000_000_000
-"""Maximum time between two anchors."""
-
+ANCHOR_INTERVAL_NS: Final = 60_000_000_000  # maximum time between two anchors
+# Minimum time after a step before the next one is detected: a frozen wall clock steps continuously
 STEP_INTERVAL_NS: Final = 10_000_000_000
-"""Minimum time after a step before the next one is detected: a frozen wall clock steps continuously."""
-
-LOGGED_STEPS: Final = 3
-"""Maximum number of logged steps. The trace contains all steps."""
+LOGGED_STEPS: Final = 3  # Maximum number of logged steps. The trace contains all steps.
 
 
 class ClockWatch:
-    """Reads the clocks every minute, and after the wall clock was set or the machine slept.
-
-    Used by one thread at a time: the thread that holds the writer's lock.
-
-    Args:
-        timeline: Time scale of the recording.
-    """
+    """Reads the clocks every minute, and after the wall clock was set or the machine slept. Used by one thread at a time."""
 
     __slots__ = ("_next_anchor_ns", "_next_step_ns", "_steps", "_timeline")
 
@@ -38,11 +27,7 @@ class ClockWatch:
         self._steps = 0
 
     def due(self, now_ns: int) -> bool:
-        """Return True if the clocks need a reading now. Called at every flush.
-
-        Args:
-            now_ns: Monotonic time.
-        """
+        """Return True if the clocks need a reading at this monotonic time. Called at every flush."""
         return now_ns >= self._next_anchor_ns or (now_ns >= self._next_step_ns and self._timeline.moved())
 
     def read(self) -> tuple[Anchor, ClockStep | None]:

@@ -66,12 +66,7 @@ def is_core_clock(clock: Callable[[], int]) -> bool:
 
 
 def in_state(state: MarkerState, *, in_c: bool = True) -> Callable[[C], C]:
-    """Return a class decorator that makes a class of markers that of a state.
-
-    Args:
-        state: The state.
-        in_c: True to install the core's methods for this state, if the core is available.
-    """
+    """Return a class decorator that makes a class of markers that of a state, with the core's methods if there are any."""
 
     def put(markers: C) -> C:
         markers.state = state

@@ -25,12 +25,7 @@ _DYNAMO: Final = "torch._dynamo"
 
 
 def pass_over_markers(marker_types: Iterable[type], make_marker: Callable[..., Any]) -> None:
-    """Make Dynamo ignore markers, immediately or when it is imported.
-
-    Args:
-        marker_types: The marker classes.
-        make_marker: The function that returns a marker. Dynamo ignores its calls too.
-    """
+    """Make Dynamo ignore markers, and calls of the function that returns one, immediately or when it is imported."""
     _tell(functools.partial(_tell_of_markers, tuple(marker_types), make_marker))
 
 

@@ -18,19 +18,12 @@ if TYPE_CHECKING:
     from tracekit.events import Label
 
 logger = logging.getLogger("tracekit")
-
-_MAX_NOTICES: Final = 100
-"""Maximum number of notices per recording: changing metric names and types would fill the log."""
-
+_MAX_NOTICES: Final = 100  # maximum number of notices per recording: changing metric names and types would fill the log
 _LIMIT: Final = 1 << 63
 
 
 class CounterValues:
-    """Cleans the counters of one recording. Used by one thread.
-
-    Attributes:
-        refused: Number of discarded values.
-    """
+    """Cleans the counters of one recording, and counts discarded values in ``refused``. Used by one thread."""
 
     def __init__(self) -> None:
         self.refused = 0
@@ -46,11 +39,7 @@ class CounterValues:
                 self._report_refused(labels[records[index * WIDTH]].name, values)
 
     def report_others(self, refusals: Mapping[str, str]) -> None:
-        """Log a warning for each counter call with a value that is not a mapping.
-
-        Args:
-            refusals: Type of the value, by marker name.
-        """
+        """Log a warning for each counter call with a value that is not a mapping, by marker name and type of the value."""
         for name, kind in list(refusals.items()):
             what = f"counter {name!r} was given {kind}, not a mapping of numbers by name, such as {{'loss': 0.5}}"
             self._report(name, "no mapping", what)

@@ -25,8 +25,7 @@ logger = logging.getLogger("tracekit")
 def report_end(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summary) -> None:
     """Log files, events, losses and the next command; print them to standard error if no log handler is configured.
 
-    Reports on rank 0 only, and not in child processes. Reports nothing if no file was written or ``TRACEKIT_QUIET=1``
-    is set. Never raises.
+    Only on rank 0, not in children, and if files were written. ``TRACEKIT_QUIET=1`` turns it off. Never raises.
     """
     try:
         if process.rank or process.parent_pid is not None or is_set("TRACEKIT_QUIET"):

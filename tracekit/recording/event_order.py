@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     from tracekit.events import EventBatch
 
+# Time that events are held. An event of a thread that was suspended before recording it still gets its place.
 GRACE_NS: Final = 200_000_000
-"""Time that events are held. An event of a thread that was suspended before recording it still gets its place."""
-
 _NO_TIME: Final = 1 << 62
 
 _HOOK_WIDTH: Final = 5
@@ -26,12 +25,8 @@ class EventOrder:
 
     The slice of a training batch is recorded at its end, which may be long after its start. Therefore its start is
     delivered when a cut finds the batch running (`EventBatch.running`), and its end when the slice is recorded.
-
-    Args:
-        loop_track: The track with the slices of training batches, and nothing else.
-
-    Attributes:
-        late: Number of events and hooks that arrived after the delivery of something later.
+    ``loop_track`` holds these slices and nothing else. ``late`` counts what arrived after the delivery of something
+    later.
     """
 
     def __init__(self, loop_track: int = -1) -> None:
@@ -78,12 +73,9 @@ class EventOrder:
             self._held.append((time_ns, 0, 0, END, label, self._loop_track, batch, "not recorded"))
 
     def add_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
-        """Hold a hook. Slices that end at its time come before it; slices that start at its time come after it.
+        """Hold a hook for a monotonic time; None is directly after the previous hook, or as early as possible.
 
-        Args:
-            time_ns: Monotonic time of the hook. None means directly after the previous hook, or as early as possible.
-            method: Name of the handler's method.
-            args: Arguments of the method.
+        Slices that end at its time come before it; slices that start at its time come after it.
         """
         if time_ns is not None:
             self.late += time_ns < self._delivered_ns
@@ -96,12 +88,10 @@ class EventOrder:
         give: Callable[[EventBatch, Any, bool], object],
         call: Callable[[str, tuple[Any, ...]], object],
     ) -> None:
-        """Deliver the events and hooks up to a monotonic time.
+        """Deliver the events and hooks up to a monotonic time, inclusive; None delivers everything.
 
-        Args:
-            until_ns: The time, inclusive. None delivers everything.
-            give: Called with a batch, an event of it, and True if the event counts (the start of a slice does not).
-            call: Called with the method and the arguments of a hook.
+        ``give`` gets a batch, an event of it, and True if the event counts (the start of a slice does not); ``call``
+        gets the method and the arguments of a hook.
         """
         self._held.sort(key=edge_order)
         until_ns = _NO_TIME if until_ns is None else until_ns

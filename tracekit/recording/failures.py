@@ -15,11 +15,7 @@ _MAX_IN_A_ROW: Final = 10
 
 
 class Failures:
-    """The failures of one profiler. Any thread may report; a count may be too low by one when two threads fail at once.
-
-    Attributes:
-        counts: Number of failures of each handler, source or part of tracekit.
-    """
+    """The failures of one profiler, in ``counts``. Any thread may report; a count may be too low by one when two do."""
 
     __slots__ = ("_first", "_strict", "counts")
 
@@ -51,15 +47,7 @@ class Failures:
 
 
 class FailureLimit:
-    """Disables a handler that fails ten times in a row.
-
-    Args:
-        name: Name of the handler in log lines and counts.
-        failures: Receives the failures of the handler.
-
-    Attributes:
-        is_reached: True if the handler is disabled.
-    """
+    """Disables a handler that fails ten times in a row; ``is_reached`` is then True."""
 
     __slots__ = ("_failures", "_in_a_row", "_name", "is_reached")
 

@@ -16,7 +16,6 @@ from tracekit.handlers.base import TraceHandler, process_event
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.one_step import copy_of
-from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,38 +24,49 @@ if TYPE_CHECKING:
     from tracekit.handlers.base import Recording, Summary
     from tracekit.recording.failures import Failures
 
-logger = logging.getLogger("tracekit")
-
+# The policies for events that do not fit because a handler does not keep up
 ON_FULL: Final = ("drop_newest", "drop_oldest", "block")
-"""The policies for events that do not fit because a handler does not keep up."""
-
 BEYOND_EVENTS: Final = "events beyond max_buffered_events"
 BEYOND_BYTES: Final = "events beyond max_buffered_bytes"
 FAILED: Final = "events on which the trace handler failed"
 LEFT_OUT: Final = "events after the trace handler was left out"
 LEFT_BEHIND: Final = "events left behind when the profiler stopped"
-
-_HELD_BYTES: Final = 400
-"""Approximate memory of an event that is held for its order."""
-
+_HELD_BYTES: Final = 400  # approximate memory of an event that is held for its order
 _PER_STEP: Final = ("batch_start", "batch_end")
+# With more waiting calls, hooks of every step are skipped, because a handler may block without end
 _MOST_CALLS: Final = 20_000
-"""With more waiting calls, hooks of every step are skipped, because a handler may block without end."""
-
 _ROOM_CHECK_S: Final = 0.01
-_IDLE_S: Final = 3600.0
-"""Maximum sleep of an idle thread. A new call wakes it earlier."""
+_IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it earlier.
+
+
+class Signal:
+    """An auto-reset event: any thread sets it, one thread waits for it, and `wait` resets it.
+
+    `threading.Event` holds a lock in Python code. A KeyboardInterrupt after the lock is taken, but before the ``try``
+    block that releases it, leaves it locked, and the next `set` hangs. Here each step is one call of C code.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake the waiting thread, or the next thread that waits."""
+        with suppress(RuntimeError):  # already set
+            self._lock.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set. Return False on a timeout."""
+        return self._lock.acquire(timeout=max(0.0, timeout_s))
+
+
+logger = logging.getLogger("tracekit")
 
 
 class _Call:
-    """A waiting call.
-
-    Attributes:
-        method: Name of a method of the handler, or a function.
-        args: Arguments of the call.
-        events: Number of events that it delivers.
-        size_bytes: Approximate memory of these events.
-    """
+    """A waiting call of a handler's method, or of a function; of a batch, its number of events and their approximate memory."""
 
     __slots__ = ("args", "events", "method", "size_bytes")
 
@@ -82,25 +92,16 @@ class _Call:
 class HandlerThread:
     """Calls all methods of one handler, from `open` to `close`, on one thread and in the order of posting.
 
-    A handler that blocks delays neither the recording nor another handler. A handler thread skips the events of an inline
-    handler, which receives them on the recording threads.
-
-    Args:
-        handler: The handler.
-        failures: Receives the failures of the handler.
-        summary: Returns the counts for the handler's ``summary``.
-        limit_events: Maximum number of waiting events.
-        limit_bytes: Maximum memory of the waiting events, approximate.
-        on_full: One of `ON_FULL`.
-        loop_track: The track of the slices of training batches.
+    A handler that blocks delays neither the recording nor another handler. A handler thread skips the events of an
+    inline handler, which receives them on the recording threads.
 
     Attributes:
         waiting_events: Number of waiting events, including those of the current call.
-        waiting_bytes: Approximate memory of the waiting events.
-        dropped: Number of events that the handler missed, by reason. An event is a slice (at its end), an instant or a
-            counter.
-        is_given_up: True if the profiler has stopped waiting for the handler. Events that still wait are then dropped.
-        losses: The latest result of the handler's ``losses``. Updated on its thread, after each flush and at the end.
+        waiting_bytes: Their approximate memory.
+        dropped: Number of events that the handler missed, by reason; a slice counts at its end.
+        is_given_up: True if the profiler has stopped waiting for the handler. Events that still wait are then
+            dropped.
+        losses: The latest result of the handler's ``losses``.
         busy_since_s: Start of the handler's current call (``time.monotonic``), or 0 between calls.
     """
 
@@ -145,11 +146,7 @@ class HandlerThread:
         return f"<HandlerThread {self._name}>"
 
     def open(self, recording: Recording) -> None:
-        """Start the thread, and open the handler on it. Return when the handler is open.
-
-        Raises:
-            TracekitError: The handler cannot be opened.
-        """
+        """Start the thread, and open the handler on it. Return when it is open, or raise its error as a `TracekitError`."""
         opened, errors = Signal(), list[BaseException]()
 
         def open_handler() -> None:
@@ -222,11 +219,9 @@ class HandlerThread:
             self.post(self._order.add_hook, time_ns, method, args)
 
     def post_round(self, until_ns: int | None, *, flush: bool) -> None:
-        """Queue the delivery of held events, and a flush. Do nothing if a round still waits and ``until_ns`` is set.
+        """Queue the delivery of held events up to a monotonic time (None: all), and a flush if asked for.
 
-        Args:
-            until_ns: Deliver events up to this monotonic time. None delivers all of them.
-            flush: True to call the handler's ``flush`` too.
+        Does nothing if a round still waits and ``until_ns`` is set.
         """
         if self._round_waits and until_ns is not None:
             return
@@ -239,11 +234,7 @@ class HandlerThread:
             self.post(self._order.end_running, time_ns)
 
     def post_end(self, deadline_s: float) -> None:
-        """Queue a call of the handler's ``ending`` with the seconds that remain for the end of the recording.
-
-        Args:
-            deadline_s: Deadline for closing the handler (``time.monotonic``).
-        """
+        """Queue a call of the handler's ``ending`` with the seconds that remain until a deadline (``time.monotonic``)."""
         self.post(lambda: self._call("ending", (max(0.0, deadline_s - time.monotonic()),)))
 
     def _fits(self, call: _Call) -> bool:

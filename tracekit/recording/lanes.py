@@ -24,21 +24,14 @@ if TYPE_CHECKING:
 
     from tracekit.recording.buffer import RecordBuffer
 
-OpenSlice = tuple[int, int, int]
-"""(label, start in monotonic ns, track)"""
-
+OpenSlice = tuple[int, int, int]  # (label, start in monotonic ns, track)
 _STILL_OPEN: Final = sys.maxsize
-
+# Number of flushes that test whether an open slice was abandoned, after the slice around it has ended
 _ASK_TIMES: Final = 8
-"""Number of flushes that test whether an open slice was abandoned, after the slice around it has ended."""
 
 
 class Lanes:
-    """Arranges the records of each flush. Used by the writer thread only.
-
-    Attributes:
-        left: Number of abandoned slices that it has ended.
-    """
+    """Arranges the records of each flush; counts in ``left`` the abandoned slices that it has ended. For the writer thread."""
 
     __slots__ = ("_announced", "_asked", "_buffer", "_lanes", "_twins", "left")
 
@@ -56,11 +49,8 @@ class Lanes:
     def arrange(self, records: list[Any], opened: Sequence[OpenSlice], cut_ns: int) -> list[Any]:
         """Return the records with the starts of open slices added, and without overlaps on any track.
 
-        Args:
-            records: Whole slices, instants and counters up to the cut. Slices of one track are sorted by their ends.
-                Changed in place.
-            opened: The open slices at the cut.
-            cut_ns: The monotonic time of the cut of this flush.
+        The records up to the cut are changed in place; slices of one track are sorted by their ends. ``opened`` are
+        the open slices at the cut.
         """
         open_now = {slice_[1:]: slice_ for slice_ in opened}
         if len(open_now) < len(opened):
@@ -101,13 +91,10 @@ class Lanes:
     def _end_left(
         self, tangled: set[int], records: list[Any], opened: Sequence[OpenSlice], cut_ns: int
     ) -> Collection[tuple[int, int]]:
-        """End abandoned slices at the end of the innermost slice around each of them.
+        """End abandoned slices at the end of the innermost slice around each; return (start, track) of the ended ones.
 
         A slice that its ``with`` may still end is tested again at the next flush, because its marker may have been in
         use.
-
-        Returns:
-            (start, track) of the ended slices.
         """
         around = {  # end and label of the slice around it, number of tests so far
             key: (cut_ns, label, times) for key, (label, times) in self._asked.items() if times < _ASK_TIMES
@@ -135,11 +122,7 @@ class Lanes:
         return left
 
     def _look(self, records: list[Any], opened: Sequence[OpenSlice]) -> set[int]:
-        """Return the tracks with overlapping slices.
-
-        Slices are sorted by their ends. A slice nests if every earlier slice that it does not contain ended before its
-        start.
-        """
+        """Return the tracks with overlapping slices: an earlier slice that is not inside must end before the next starts."""
         still_open = sorted(opened, key=_start, reverse=True)
         if not isinstance(records, list):
             return records.overlapping(
@@ -163,9 +146,8 @@ class Lanes:
     def _untangle(self, track: int, records: list[Any], opened: Sequence[OpenSlice]) -> list[Any]:
         """Distribute the slices of one track over lanes so that they nest. Outer and earlier slices are placed first.
 
-        Returns:
-            Records that end a slice on a lane before its real end, because its start is delivered and it cannot stay on
-            the lane. Innermost first.
+        Return records that end a slice before its real end, innermost first: its start is delivered and it cannot
+        stay on its lane.
         """
         slices: list[tuple[int, int, int, int]] = [  # start, -end, position (-1: open), label
             (records[position + 1], -records[position + 2], position, records[position])

@@ -25,18 +25,17 @@ if TYPE_CHECKING:
 
     from tracekit.recording.profiler import Profiler
 
+logger = logging.getLogger("tracekit")
+
 DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
 """Actions during which a marker records by default: all except SKIP."""
 
 
+# Number of markers at which the table warns. No program has that many places, so names are generated at run time.
 MANY_MARKERS: Final = 10_000
-"""Number of markers at which the table warns. No program has that many places, so names are generated at run time."""
-
+# Maximum number of markers in a table. At about 1 KB each they take 50 MB, which a training process can spare.
 MAX_MARKERS: Final = 50_000
-"""Maximum number of markers in a table. At about 1 KB each they take 50 MB, which a training process can spare."""
-
-OTHER_NAMES: Final = "(other names)"
-"""The name of the marker for names beyond `MAX_MARKERS`."""
+OTHER_NAMES: Final = "(other names)"  # the name of the marker for names beyond `MAX_MARKERS`
 
 
 class MarkerTable:
@@ -118,22 +117,13 @@ def _texts(categories: object) -> tuple[str, ...]:
     return (_text(categories),)
 
 
-logger = logging.getLogger("tracekit")
-
-_active: list[Profiler] = []
-"""Running profilers, the innermost last."""
-
+_active: list[Profiler] = []  # running profilers, the innermost last
+# Held while profilers are activated and deactivated, on any thread. Re-entrant, for signal handlers.
 _lock = threading.RLock()
-"""Held while profilers are activated and deactivated, on any thread. Re-entrant, for signal handlers."""
-
-_module_markers: Final = MarkerTable()
-"""Markers of `tracekit.marker`. They record into the innermost active profiler."""
-
+_module_markers: Final = MarkerTable()  # Markers of `tracekit.marker`. They record into the innermost active profiler.
+# In a forked child: markers of the parent's profilers. They record into the child's innermost active profiler.
 _inherited: Final[list[MarkerTable]] = []
-"""In a forked child: markers of the parent's profilers. They record into the child's innermost active profiler."""
-
-_known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()
-"""Every profiler that was started, for the fork hook."""
+_known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()  # every profiler that was started, for the fork hook
 
 
 def active_profiler() -> Profiler | None:

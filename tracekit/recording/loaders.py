@@ -123,13 +123,7 @@ def _record_fetchers_to_come(before: Callable[[], object]) -> None:
 
 
 class _RecordedFetcher:
-    """Wraps one of torch's fetchers. Records a slice "fetch" for each batch, and in it a slice "collate".
-
-    Args:
-        fetcher: The fetcher to wrap.
-        make_marker: Factory of the markers.
-        before: Called before each batch.
-    """
+    """Wraps one of torch's fetchers. Records a slice "fetch" for each batch, and in it a slice "collate"."""
 
     def __init__(
         self,

@@ -65,14 +65,7 @@ class MarkerObserver:
 
 
 class MarkerClasses(NamedTuple):
-    """The classes of a marker in the states in which it records. `tracekit.recording.recording_marker` makes them.
-
-    Attributes:
-        clock: Monotonic clock of the markers, in ns.
-        recording: Class of the state RECORDING; see `MarkerState`.
-        observed: Class of the state OBSERVED.
-        shared: Class of the state SHARED.
-    """
+    """The classes of a marker while it records, for one clock. `tracekit.recording.recording_marker` makes them."""
 
     clock: Callable[[], int]
     recording: type[Marker]

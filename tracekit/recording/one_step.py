@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 C = TypeVar("C", bound="type[Any]")
-
+# The methods of markers and buffers that rely on the GIL
 _STEPS: Final = frozenset(
     {
         "__enter__",
@@ -52,8 +52,6 @@ _STEPS: Final = frozenset(
         "thread_track",
     }
 )
-"""The methods of markers and buffers that rely on the GIL."""
-
 _lock: Final = threading.RLock()
 _is_finalizing: Final = sys.is_finalizing
 

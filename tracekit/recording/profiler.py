@@ -19,7 +19,7 @@ from tracekit.handlers.base import Recording, Summary
 from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import RecordBuffer
-from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording
+from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording, SharedAction
 from tracekit.recording.compiled import ProfilerBase, compiled_lookup
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.end_report import report_end
@@ -28,15 +28,8 @@ from tracekit.recording.inline import observer_of
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
 from tracekit.recording.loaders import WorkerRecording, recording_loader
 from tracekit.recording.options import ProfilerOptions
-from tracekit.recording.schedule import (
-    CaptureSchedule,
-    CyclicSchedule,
-    ProfilerAction,
-    StepSchedule,
-    action_of,
-    checked_schedule,
-)
-from tracekit.recording.shared_action import SharedAction
+from tracekit.recording.schedule import CurrentSchedule, ProfilerAction
+from tracekit.recording.source import SourceGroup
 from tracekit.recording.termination import Termination
 from tracekit.recording.writer import Writer
 from tracekit.timestamp import Timestamp
@@ -146,43 +139,24 @@ class Profiler(ProfilerBase):
         private: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        options = ProfilerOptions(
-            trace_handlers=trace_handlers,  # type: ignore[arg-type] # one, or several
-            schedule=schedule,
-            sources=sources,  # type: ignore[arg-type]
-            timestamp=timestamp,
-            counts=counts,
-            record_batches=record_batches,
-            flush_interval=flush_interval,
-            max_buffered_events=max_buffered_events,
-            max_buffered_bytes=max_buffered_bytes,
-            on_full=on_full,
-            shutdown_timeout=shutdown_timeout,
-            sigterm_grace=sigterm_grace,
-            run_id=run_id,
-            rank=rank,
-            local_rank=local_rank,
-            world_size=world_size,
-            node=node,
-            attempt=attempt,
-            process=process,
-            private=private,
-            clock=clock,
-        )
+        given: dict[str, Any] = dict(locals())  # the arguments, which the options name alike
+        del given["self"]
+        options = ProfilerOptions(**given)
         self._options = options
         self._handlers = list(options.trace_handlers)
-        self._sources = options.sources
+        self._failures = Failures()
+        self._sources = SourceGroup(options.sources, self._failures.report)
         self._timestamp = timestamp or Timestamp()
-        if isinstance(schedule, CaptureSchedule):
+        self._schedule = CurrentSchedule(schedule)
+        on_demand = self._schedule.on_demand
+        if on_demand is not None:
             # One of the handlers as well: so it hears of windows and of torch's traces.
-            schedule.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
-            self._handlers.append(schedule)
-        self._schedule: Schedule | None = schedule  # type: ignore[assignment] # a function of the step number until `start`
+            on_demand.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
+            self._handlers.append(on_demand)
         if timestamp is not None:
-            self._resume_schedule(timestamp)
+            self._schedule.resume_at(timestamp)
         self._termination: Termination | None = None
         self._clock = clock
-        self._failures = Failures()
         self._buffer = RecordBuffer()
         self._markers = MarkerTable()
         self._attached = AttachedMarkers(self._buffer, clock.monotonic_ns)
@@ -195,7 +169,6 @@ class Profiler(ProfilerBase):
         self._writer: Writer | None = None
         self._timeline: Timeline | None = None
         self._timestamps = Timestamps(self._timestamp)
-        self._broken_sources: set[int] = set()
         self._batch_start_ns = 0
         self._has_stepped = False
         self._batch_label = self._buffer.label("batch", ("training loop",))
@@ -228,9 +201,8 @@ class Profiler(ProfilerBase):
         self._process = options.process or detect_process(**options.identity)
         if privacy.is_wanted(options.private) and not self._process.private:
             self._process = privacy.anonymous(self._process, options.run_id)
-        first_action = self._first_action()
-        for source in self._sources:
-            source.check(self)
+        first_action = self._schedule.check(self._timestamp)
+        self._sources.check(self)
         self._timeline = timeline = Timeline(self._clock)
         self._timestamps = Timestamps(self._timestamp, timeline.anchor.monotonic_ns)
         writer = Writer(
@@ -261,8 +233,7 @@ class Profiler(ProfilerBase):
             self._shared_action = SharedAction(self._action)
         self._attached.pass_to(self._action)
         self._begin_batch(first_action or self._decide())
-        for source in self._sources:
-            self._guard(source, source.open, self, self._action)
+        self._sources.open(self, self._action)
         self._expect_start(self._batch_start_ns, new_epoch=True)
 
     def stop(self) -> None:
@@ -280,14 +251,9 @@ class Profiler(ProfilerBase):
             self._shared_action.close()
         if ended_by is None and self._has_empty_window():
             self._writer.expect_no_start()  # no slice of a source begins the batch that did not come
-            for source in self._sources:
-                # The schedule opened a window for a batch that did not come. Discard the window.
-                self._guard(source, source.step, ProfilerAction.SKIP, ProfilerAction.SKIP)
-        for source in self._sources:
-            try:
-                source.close()
-            except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
-                self.report_failure(type(source).__name__, error)
+            # The schedule opened a window for a batch that did not come. Discard the window.
+            self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
+        self._sources.close()
         self._attached.pass_to(None)
         deadline_s = time.monotonic() + self._options.shutdown_timeout
         self._writer.stopping(ended_by)
@@ -298,8 +264,8 @@ class Profiler(ProfilerBase):
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._options.shutdown_timeout,
             )
-        if isinstance(self._schedule, CaptureSchedule):
-            self._schedule.ended(deadline_s - time.monotonic())
+        if self._schedule.on_demand is not None:
+            self._schedule.on_demand.ended(deadline_s - time.monotonic())
         deactivate(self)
         self._attached.detach()
         if self._termination is not None:
@@ -336,9 +302,9 @@ class Profiler(ProfilerBase):
 
     def capture(self, *, steps: int | None = None, seconds: float | None = None, warmup: int | None = None) -> bool:
         """Record the next batches on this rank, with an `on_demand` schedule. Never waits; see `tracekit.OnDemand`."""
-        if not isinstance(self._schedule, CaptureSchedule):
+        if self._schedule.on_demand is None:
             raise ConfigError("capture() needs a schedule that can be asked: Profiler(..., schedule=on_demand(...))")
-        return self._schedule.capture(steps=steps, seconds=seconds, warmup=warmup)
+        return self._schedule.on_demand.capture(steps=steps, seconds=seconds, warmup=warmup)
 
     def _flush_handlers(self, timeout_s: float) -> bool:
         return self._writer is not None and self._state == "started" and self._writer.flush(timeout_s)
@@ -368,7 +334,8 @@ class Profiler(ProfilerBase):
     @property
     def schedule(self) -> Schedule | None:
         """The current schedule. It may have been updated with the length of an epoch or the resumption of the run."""
-        return self._schedule
+        schedule: Schedule | None = self._schedule.whole
+        return schedule
 
     @property
     def action(self) -> ProfilerAction:
@@ -402,14 +369,12 @@ class Profiler(ProfilerBase):
         training. An open recording window stays open.
         """
         self._timestamp = timestamp
-        self._resume_schedule(timestamp)
+        self._schedule.resume_at(timestamp)
         if self._state == "started":
             self._batch_start_ns = self._clock.monotonic_ns()
             self._timestamps.append(self._batch_start_ns, timestamp)
             self._renew_start(self._batch_start_ns)
-            action = self._decide()
-            if action is not self._action:
-                self._pass_to(self._action, action)
+            self._change_to(self._decide())
 
     def step(self, samples: int = 0, tokens: int = 0, duration: timedelta | None = None) -> None:
         """End the batch and begin the next one. Call it once at the end of each batch.
@@ -510,14 +475,13 @@ class Profiler(ProfilerBase):
         not_begun = self._writer.expect_no_start()
         if len(not_begun) < 2:  # two calls: the epoch had no batch, so `epoch_start` was not called either
             self._post("epoch_end", self._timestamp, at_ns=now_ns)
-        counting = self._counting_schedule()
-        counts_through = self._is_capturing() or (counting is not None and counting.per == "run")
+        ends_window = self._window_open and self._schedule.ends_with_epoch
         action = self._decide()
-        if self._window_open and not counts_through:
+        if ends_window:
             self._end_window(action, now_ns)
-        elif action is not self._action:
+        else:
             # The last step asked the schedule for a batch that did not come. The first batch of this epoch replaces it.
-            self._pass_to(self._action, action)
+            self._change_to(action)
         self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
@@ -537,7 +501,9 @@ class Profiler(ProfilerBase):
         The loader is left unchanged. Loaders of accelerate work too.
         """
         with suppress(TypeError):
-            self._learn_epoch_length(len(iterable))  # type: ignore[arg-type]
+            length = len(iterable)  # type: ignore[arg-type]
+            if self._schedule.learn_epoch_length(length, self._timestamp) and self._state == "started":
+                self._change_to(self._decide())
         marker = self.marker(name, categories)
         iterator: Iterator[T] | None = None
         with ExitStack() as starting:
@@ -572,59 +538,10 @@ class Profiler(ProfilerBase):
         self._timestamps.append(now_ns, self._timestamp)
         return now_ns
 
-    def _learn_epoch_length(self, batches: int) -> None:
-        # Only before the first batch of an epoch: an evaluation in the middle has a loader of another length.
-        schedule = self._counting_schedule()
-        if (
-            schedule is not None
-            and schedule.per == "epoch"
-            and schedule.epoch_length != batches > 0
-            and int(self._timestamp.batch_in_epoch) == 0
-        ):
-            self._replace_base(schedule.with_epoch_length(batches))
-            if self._state == "started":
-                action = self._decide()
-                if action is not self._action:
-                    self._pass_to(self._action, action)
-
-    def _first_action(self) -> ProfilerAction | None:
-        """Return the action of the first batch, before anything is opened. None if the schedule is not ready yet."""
-        base = self._base_schedule()
-        if base is None:
-            return None
-        checked, action = checked_schedule(base, self._timestamp)
-        self._replace_base(checked)
-        return None if isinstance(self._schedule, CaptureSchedule) else action
-
-    def _base_schedule(self) -> Schedule | None:
-        """Return the schedule for the time between captures."""
-        return self._schedule.base if isinstance(self._schedule, CaptureSchedule) else self._schedule
-
-    def _replace_base(self, schedule: Schedule) -> None:
-        if isinstance(self._schedule, CaptureSchedule):
-            self._schedule.base = schedule
-        else:
-            self._schedule = schedule
-
-    def _counting_schedule(self) -> CyclicSchedule | StepSchedule | None:
-        """Return the base schedule if it depends on the length of epochs and on where the run was resumed."""
-        base = self._base_schedule()
-        return base if isinstance(base, CyclicSchedule | StepSchedule) else None
-
-    def _resume_schedule(self, timestamp: Timestamp) -> None:
-        counting = self._counting_schedule()
-        if counting is not None:
-            self._replace_base(counting.resumed_at(timestamp))
-
-    def _is_capturing(self) -> bool:
-        return isinstance(self._schedule, CaptureSchedule) and self._schedule.has_open_window
-
     def _decide(self) -> ProfilerAction:
         """Return the schedule's action for the next batch."""
-        if self._schedule is None:
-            return ProfilerAction.ACTIVE
         try:
-            return action_of(self._schedule(self._timestamp))
+            return self._schedule.action(self._timestamp)
         except Exception as error:  # noqa: BLE001 - a user's function; its failure must not stop training
             self.report_failure("schedule", error)
             return ProfilerAction.SKIP
@@ -637,8 +554,11 @@ class Profiler(ProfilerBase):
 
     def _pass_to(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         self._begin_batch(action)
-        for source in self._sources:
-            self._guard(source, source.step, finished, action)
+        self._sources.step(finished, action)
+
+    def _change_to(self, action: ProfilerAction) -> None:
+        if action is not self._action:
+            self._pass_to(self._action, action)
 
     def _begin_batch(self, action: ProfilerAction) -> None:
         if action is not self._action:
@@ -773,15 +693,6 @@ class Profiler(ProfilerBase):
     def _post(self, method: str, *args: Any, at_ns: int | None = None) -> None:
         if self._writer is not None:
             self._writer.post(method, *args, at_ns=at_ns)
-
-    def _guard(self, source: Source, method: Any, *args: Any) -> None:
-        if id(source) in self._broken_sources:
-            return
-        try:
-            method(*args)
-        except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
-            self._broken_sources.add(id(source))
-            self.report_failure(type(source).__name__, error)
 
     def abandon_in_child(self) -> None:
         """Forget the parent's recording in a forked child."""

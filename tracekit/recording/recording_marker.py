@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tracekit.events import COUNTER, INSTANT
 from tracekit.recording.compiled import in_state, is_core_clock
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _get_ident = threading.get_ident
-
-_MANY_CLONES: Final = 64
-"""With this many clones, a shared marker drops the clones of ended threads."""
+_MANY_CLONES: Final = 64  # with this many clones, a shared marker drops the clones of ended threads
 
 
 @in_steps
@@ -145,6 +143,16 @@ class _Shared(Marker):
             return self._clones.setdefault(track, clone)
 
 
+def _waking(name: str) -> Any:
+    """Return a method that wakes the marker, and calls the method of its new class."""
+
+    def method(self: Marker, *args: Any, **named: Any) -> Any:
+        self._buffer.wake(self)
+        return getattr(self, name)(*args, **named)
+
+    return functools.update_wrapper(method, getattr(Marker, name))
+
+
 @in_state(MarkerState.ASLEEP, in_c=False)
 class AsleepMarker(Marker):
     """A marker that has not been used since the schedule changed. Its first use wakes it and sets its current state.
@@ -155,9 +163,11 @@ class AsleepMarker(Marker):
 
     __slots__ = ()
 
-    def __enter__(self) -> Marker:
-        self._buffer.wake(self)
-        return self.__enter__()
+    __enter__ = _waking("__enter__")
+    __aenter__ = _waking("__aenter__")
+    begin = _waking("begin")
+    instant = _waking("instant")
+    counter = _waking("counter")
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -165,25 +175,6 @@ class AsleepMarker(Marker):
         if self.state is MarkerState.ASLEEP:
             self._buffer.wake(self)
         self.__exit__(exc_type, exc, traceback)  # that of its new class: ``with`` looked up this one before it woke
-
-    async def __aenter__(self) -> Marker:
-        self._buffer.wake(self)
-        return await self.__aenter__()
-
-    def begin(self) -> SliceHandle:
-        """Begin a slice that any thread may end."""
-        self._buffer.wake(self)
-        return self.begin()
-
-    def instant(self) -> None:
-        """Record that something happened now."""
-        self._buffer.wake(self)
-        self.instant()
-
-    def counter(self, values: Mapping[str, float]) -> None:
-        """Record the values of one or more series now."""
-        self._buffer.wake(self)
-        self.counter(values)
 
 
 @functools.cache

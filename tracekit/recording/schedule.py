@@ -65,11 +65,7 @@ _TORCH_ACTIONS: Final = {
 
 
 def action_of(answer: object) -> ProfilerAction:
-    """Return the result of a schedule as a ProfilerAction. Convert actions of torch.profiler.
-
-    Raises:
-        ConfigError: The result is neither.
-    """
+    """Return the result of a schedule as a ProfilerAction. Convert actions of torch.profiler; refuse others."""
     if isinstance(answer, ProfilerAction):
         return answer
     if _is_torch_action(answer):
@@ -83,13 +79,7 @@ def _is_torch_action(answer: object) -> bool:
 
 
 def checked_schedule(schedule: Schedule, timestamp: Timestamp) -> tuple[Schedule, ProfilerAction]:
-    """Call a schedule for the first batch. Return the schedule and its result.
-
-    A schedule of torch.profiler is returned as a `StepSchedule`.
-
-    Args:
-        schedule: A function of the Timestamp, or a function of the step number that returns torch.profiler's actions.
-        timestamp: The training time at the start.
+    """Call a schedule for the first batch. Return it, one of torch.profiler as a `StepSchedule`, and its result.
 
     Raises:
         ConfigError: It raises, or does not return an action. The message names the accepted schedules.
@@ -137,13 +127,9 @@ class CaptureSchedule(TraceHandler):
     ) -> None:
         """Attach the schedule to its profiler, which calls this once.
 
-        Args:
-            handlers: The handlers of the profiler. ``files_of`` and ``live_path`` of a handler report the files of a capture.
-            flush_handlers: Waits for them to take all events, for a number of seconds at most; returns True if they have.
-            warms_up: True if the profiler has sources, such as torch.profiler, that need a batch to warm up.
-
-        Raises:
-            ConfigError: Another profiler has this schedule.
+        ``files_of`` and ``live_path`` of a handler report the files of a capture. ``flush_handlers`` waits for them,
+        for a number of seconds at most. ``warms_up`` is True if the profiler has sources that need a batch to warm
+        up.
         """
 
     @abstractmethod
@@ -159,11 +145,7 @@ class CaptureSchedule(TraceHandler):
 class StepSchedule:
     """A schedule that counts steps since the start or the resumption of the run, like ``torch.profiler.schedule``.
 
-    Its windows may cross the end of an epoch, like those of torch.profiler.
-
-    Attributes:
-        function: Returns torch.profiler's action for the number of a step, from 0.
-        first_batch: The batch of the run that is step 0.
+    Its windows may cross the end of an epoch, like those of torch.profiler. ``first_batch`` is the batch of step 0.
     """
 
     function: Callable[[int], Any]
@@ -265,6 +247,75 @@ class CyclicSchedule:
         """
         batch = timestamp.batch_in_epoch if self.per == "epoch" else timestamp.batch
         return dataclasses.replace(self, resumed_batch=int(batch), resumed_epoch=int(timestamp.epoch))
+
+
+class CurrentSchedule:
+    """The schedule of one profiler, as it follows the resumptions of the run and the lengths of epochs.
+
+    Attributes:
+        whole: The schedule that decides; None records always. A function of the step number until `check`.
+    """
+
+    def __init__(self, whole: Schedule | Callable[[int], Any] | None) -> None:
+        self.whole: Any = whole
+
+    @property
+    def on_demand(self) -> CaptureSchedule | None:
+        """The schedule, if it starts captures on request."""
+        return self.whole if isinstance(self.whole, CaptureSchedule) else None
+
+    @property
+    def base(self) -> Any:
+        """The schedule for the time between captures."""
+        return self.whole if self.on_demand is None else self.on_demand.base
+
+    @base.setter
+    def base(self, schedule: Schedule) -> None:
+        if self.on_demand is None:
+            self.whole = schedule
+        else:
+            self.on_demand.base = schedule
+
+    @property
+    def _counting(self) -> CyclicSchedule | StepSchedule | None:
+        """The base schedule if it depends on the length of epochs and on where the run was resumed."""
+        return self.base if isinstance(self.base, CyclicSchedule | StepSchedule) else None
+
+    @property
+    def ends_with_epoch(self) -> bool:
+        """True if an open window ends with the epoch."""
+        is_capturing = self.on_demand is not None and self.on_demand.has_open_window
+        return not is_capturing and (self._counting is None or self._counting.per != "run")
+
+    def check(self, timestamp: Timestamp) -> ProfilerAction | None:
+        """Return the action of the first batch, before anything is opened; None if the schedule is not ready yet."""
+        if self.base is None:
+            return None
+        self.base, action = checked_schedule(self.base, timestamp)
+        return None if self.on_demand is not None else action
+
+    def action(self, timestamp: Timestamp) -> ProfilerAction:
+        """Return the action of the batch that begins at ``timestamp``. A user's function may raise anything."""
+        return ProfilerAction.ACTIVE if self.whole is None else action_of(self.whole(timestamp))
+
+    def resume_at(self, timestamp: Timestamp) -> None:
+        """Count from the resumption of a run."""
+        if self._counting is not None:
+            self.base = self._counting.resumed_at(timestamp)
+
+    def learn_epoch_length(self, batches: int, timestamp: Timestamp) -> bool:
+        """Take the length of an epoch; return True if that may change the action of the batch."""
+        counting = self._counting
+        if (
+            counting is None
+            or counting.per != "epoch"
+            or not counting.epoch_length != batches > 0
+            # Only before the first batch of an epoch: an evaluation in the middle has a loader of another length.
+            or int(timestamp.batch_in_epoch) != 0
+        ):
+            return False
+        self.base = counting.with_epoch_length(batches)
+        return True
 
 
 def cyclic_schedule(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tracekit.clock import ClockOffset, Timeline
     from tracekit.distributed import ProcessInfo
@@ -85,3 +85,46 @@ class Source(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop recording, and save a window that is still open. Called once, also after a failure."""
+
+
+class SourceGroup:
+    """The sources of one profiler. A source that fails is reported, and only closed from then on."""
+
+    def __init__(self, sources: Sequence[Source], report: Callable[[str, BaseException], object]) -> None:
+        self._sources = sources
+        self._report = report
+        self._broken: set[int] = set()
+
+    def __bool__(self) -> bool:
+        """Return True if there are sources."""
+        return bool(self._sources)
+
+    def check(self, recorder: Recorder) -> None:
+        """Raise `ConfigError` if a source cannot work in this process."""
+        for source in self._sources:
+            source.check(recorder)
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        """Open the sources."""
+        for source in self._sources:
+            self._call(source, source.open, recorder, action)
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        """Change from one batch to the next."""
+        for source in self._sources:
+            self._call(source, source.step, finished, action)
+
+    def close(self) -> None:
+        """Close all sources, also those that have failed."""
+        self._broken.clear()
+        for source in self._sources:
+            self._call(source, source.close)
+
+    def _call(self, source: Source, method: Callable[..., None], *args: object) -> None:
+        if id(source) in self._broken:
+            return
+        try:
+            method(*args)
+        except Exception as error:  # noqa: BLE001 - a source's failure must not reach training
+            self._broken.add(id(source))
+            self._report(type(source).__name__, error)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+# Minimum time that the main thread gets to handle the signal. After the timeout it counts as stuck.
 _HANDOVER_S: Final = 0.5
-"""Minimum time that the main thread gets to handle the signal. After the timeout it counts as stuck."""
 
 
 class Termination:
@@ -34,14 +34,10 @@ class Termination:
     uses the descriptor (asyncio; a flight recorder's signal). The thread then ends the process itself: SIGTERM must
     still end a process that it would end without tracekit.
 
-    A previous handler runs after the events are on the disk, and the recording goes on: such handlers often only set a
-    flag, and training ends some steps later. Without a previous handler, the files are completed. An ignored signal
-    stays ignored.
-
-    Args:
-        flush: Writes all recorded events. Takes a timeout in seconds; called on this object's thread.
-        end: Writes all recorded events and completes the files. Same argument and thread.
-        grace_s: Timeout in seconds for `flush` or `end`.
+    A previous handler runs after the events are on the disk (``flush``), and the recording goes on: such handlers
+    often only set a flag, and training ends some steps later. Without a previous handler, the files are completed
+    (``end``). An ignored signal stays ignored. Both are called on this object's thread with ``grace_s``, their
+    timeout.
 
     Raises:
         ConfigError: This is not the main thread, or SIGTERM has a handler that Python did not install.

@@ -24,10 +24,9 @@ from tracekit.recording.buffer import NEVER_NS
 from tracekit.recording.clock_watch import ClockWatch
 from tracekit.recording.counter_values import CounterValues
 from tracekit.recording.event_order import GRACE_NS
-from tracekit.recording.handler_thread import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, HandlerThread
+from tracekit.recording.handler_thread import BEYOND_BYTES, BEYOND_EVENTS, LEFT_BEHIND, HandlerThread, Signal
 from tracekit.recording.lanes import Lanes, OpenSlice
 from tracekit.recording.one_step import copy_of, outside_step
-from tracekit.recording.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,36 +37,22 @@ if TYPE_CHECKING:
     from tracekit.recording.failures import Failures
     from tracekit.timestamp import Timestamp
 
+# Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
+# a thread that waits for the GIL waits at most 5 ms of each burst (`sys.getswitchinterval`).
 _WAKE_UPS: Final = 4
-"""Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
-a thread that waits for the GIL waits at most 5 ms of each burst (``sys.getswitchinterval``)."""
-
-_BURST: Final = 16_384
-"""Target number of events per cut. After a larger cut, the writer pauses for a shorter time."""
-
-_BACKLOG: Final = 65_536
-"""With more undelivered events, recording threads wait for the writer and the handlers."""
-
-_GIVE_WAY_NS: Final = 1_000_000
-"""Time that recording threads run before one of them waits for the writer again."""
-
-_WAIT_S: Final = 0.05
-"""Maximum time that a recording thread waits for a late writer."""
-
-_DISCARD_S: Final = 10.0
-"""Timeout for closing the handlers of a profiler that failed to start."""
-
-_BLOCKED_S: Final = 0.25
-"""Recording threads do not wait for a handler that has been in one call for longer."""
+_BURST: Final = 16_384  # Target number of events per cut. After a larger cut, the writer pauses for a shorter time.
+_BACKLOG: Final = 65_536  # with more undelivered events, recording threads wait for the writer and the handlers
+_GIVE_WAY_NS: Final = 1_000_000  # time that recording threads run before one of them waits for the writer again
+_WAIT_S: Final = 0.05  # maximum time that a recording thread waits for a late writer
+_DISCARD_S: Final = 10.0  # timeout for closing the handlers of a profiler that failed to start
+_BLOCKED_S: Final = 0.25  # recording threads do not wait for a handler that has been in one call for longer
 
 
 class _Request:
-    """A request of a waiting thread to deliver all recorded events.
+    """A request of a waiting thread to deliver all recorded events, those that are held for their order too if wanted.
 
-    Attributes:
-        cut: Set when the handler threads have received the events.
-        delivered: A signal for each handler thread, set when it has delivered the events.
-        everything: True to deliver events that are held for their order too.
+    ``cut`` is set when the handler threads have received the events, each signal in ``delivered`` when one has
+    delivered them.
     """
 
     __slots__ = ("cut", "delivered", "everything")
@@ -82,25 +67,13 @@ class Writer:
     """Delivers the records of the buffer on a separate thread, several times per flush interval and on request.
 
     Each delivery is a *cut* in time. It delivers every event up to one moment, and the starts of the slices that are
-    open at that moment. So handlers receive the events of each recording thread in order.
+    open at that moment. So handlers receive the events of each recording thread in order. If the writer is late (C
+    code holds the GIL, or events arrive faster than they are delivered), recording threads wait for it: see
+    `look_after`.
 
-    If the writer is late (C code holds the GIL, or events arrive faster than they are delivered), recording threads
-    wait for it: see `look_after`.
-
-    Args:
-        buffer: Buffer with the records.
-        handlers: Trace handlers that receive the events.
-        timeline: Time scale of the recording.
-        timestamps: History of the training time.
-        open_slices: Returns the open slices.
-        running_batch: Returns the slice that `Profiler.step` will record at the end of the running batch, or None.
-        loop_track: The track of these slices.
-        failures: Receives the failures of handlers.
-        interval_s: Time limit for the delivery of an event, in seconds.
-        limit_events: Maximum number of undelivered events. The buffer (with the records that the writer is processing)
-            and each handler get an equal share, so that a handler that blocks does not use the share of another one.
-        limit_bytes: Maximum memory of these events, approximate.
-        on_full: Policy for events beyond the limits; see `tracekit.recording.handler_thread.ON_FULL`.
+    The buffer (with the records that the writer is processing) and each handler get an equal share of the limits, so
+    that a handler that blocks does not use the share of another one. ``running_batch`` returns the slice that
+    `Profiler.step` will record at the end of the running batch, or None; ``loop_track`` is the track of these slices.
     """
 
     def __init__(
@@ -166,11 +139,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="tracekit-writer", daemon=True)
 
     def open(self, recording: Recording) -> None:
-        """Open the handlers, each on its thread, and set their hooks. If one fails, close them.
-
-        Raises:
-            TracekitError: A handler cannot be opened.
-        """
+        """Open the handlers, each on its thread, and set their hooks. If one fails, close them and raise its error."""
         opened: list[HandlerThread] = []
         try:
             for thread in self._handler_threads:
@@ -203,13 +172,8 @@ class Writer:
     def post(self, method: str, *args: Any, at_ns: int | None = None, cut_ns: int | None = None) -> None:
         """Queue a call of a method of every handler. The calls keep their order. Never waits.
 
-        Args:
-            method: Name of the method.
-            *args: Arguments of the method.
-            at_ns: Monotonic time of the call. It comes after all events up to this time. None means the time of the
-                previous call.
-            cut_ns: Make a cut at this monotonic time: the call comes after every event up to it, and before all later
-                ones.
+        The call comes after all events up to ``at_ns`` (None: the time of the previous call). ``cut_ns`` makes a cut
+        at this time: the call comes after every event up to it, and before all later ones.
         """
         self._posted.append((cut_ns, at_ns if cut_ns is None else cut_ns, method, args))
         if cut_ns is not None:
@@ -219,10 +183,6 @@ class Writer:
         """Set the hooks to call when the batch begins: at the first event of this thread since a time, or at `begin`.
 
         The writer detects that event when it delivers it, so this costs the recording thread nothing.
-
-        Args:
-            since_ns: The monotonic time.
-            *calls: Names of handler methods, each with its training time.
         """
         self._expected.append((since_ns, threading.get_ident(), calls))
 
@@ -233,12 +193,10 @@ class Writer:
                 self.post_start(self._expected.pop()[2])
 
     def post_start(self, calls: tuple[tuple[str, Timestamp], ...], at_ns: int | None = None) -> None:
-        """Queue the start hooks of a batch. From now on its slice is delivered as running.
+        """Queue the start hooks of a batch, and deliver its slice as running from now on.
 
-        Args:
-            calls: Names of handler methods, each with its training time.
-            at_ns: Monotonic time of the start. None means the time of the previous hook, which is the end of the last
-                batch. The hooks then come before every event of the batch.
+        Without a time they come directly after the previous hook, which is the end of the last batch, and before
+        every event of the batch.
         """
         for method, timestamp in calls:
             self._posted.append((None, at_ns, method, (timestamp,)))
@@ -249,11 +207,7 @@ class Writer:
         self._has_begun = False
 
     def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
-        """Cancel `expect_start`. Return the calls that were not made.
-
-        Args:
-            own: True to cancel only a call of `expect_start` on this thread.
-        """
+        """Cancel `expect_start`, or only a call of it on this thread (``own``). Return the calls that were not made."""
         with self._expected_lock:
             if not self._expected or (own and self._expected[-1][1] != threading.get_ident()):
                 return ()
@@ -271,10 +225,9 @@ class Writer:
 
     @outside_step
     def flush(self, timeout_s: float) -> bool:
-        """Deliver all recorded events, and flush the handlers.
+        """Deliver all recorded events, and flush the handlers. Return True if it was done in time.
 
-        Returns:
-            True if it was done in time. False on the writer's or a handler's thread, which cannot wait for itself.
+        Return False on the writer's or a handler's thread, which cannot wait for itself.
         """
         if not self._thread.is_alive() or self._is_mine():
             return False
@@ -353,11 +306,9 @@ class Writer:
 
     @outside_step
     def wait_for_room(self) -> bool:
-        """Wait while the buffer is full. Called by a recording thread with ``on_full="block"``.
+        """Wait while the buffer is full, on a recording thread with ``on_full="block"``. Return True if there is room.
 
-        Returns:
-            True if there is room. False on the writer's or a handler's thread, which cannot wait for itself, and when
-            the writer closes.
+        Return False on the writer's or a handler's thread, which cannot wait for itself, and when the writer closes.
         """
         while self._buffer.is_full():
             if self._closing or not self._thread.is_alive() or self._is_mine():
@@ -366,11 +317,9 @@ class Writer:
         return True
 
     def summary(self, of: HandlerThread | None = None) -> Summary:
-        """Return the counts of recorded events, lost events and failures.
+        """Return the counts of recorded events, lost events and failures, with the losses of one thread's handler.
 
-        Args:
-            of: Report the losses of this thread's handler. None reports the events missed by the handler that missed
-                most, and the losses that all handlers report.
+        None reports the events missed by the handler that missed most, and the losses that all handlers report.
         """
         missed = [self._missed(thread) for thread in self._handler_threads if of in (None, thread)]
         dropped = max(missed, key=lambda counts: counts.total(), default=Counter())
@@ -495,13 +444,9 @@ class Writer:
             thread.post(method, *args)
 
     def _cut(self, cut_ns: int | None) -> bool:
-        """Pass the events up to a moment to the handler threads.
+        """Pass the events up to a moment to the handler threads; None is now, or the end of a window posted in the meantime.
 
-        Args:
-            cut_ns: The monotonic time. None means now, or the end of a window that was posted in the meantime.
-
-        Returns:
-            True if it cut at such an end. The call posted with that end must come before any later event.
+        Return True if it cut at such an end: the call posted with that end must come before any later event.
         """
         buffer = self._buffer
         running = self._running_batch()

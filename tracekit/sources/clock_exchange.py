@@ -27,30 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PREFIX: Final = "tracekit/clock/"
-PATIENCE_S: Final = 5.0
-"""Maximum time that a rank waits for its turn."""
-
+PATIENCE_S: Final = 5.0  # maximum time that a rank waits for its turn
+# Timeout for the other side within an exchange; a process that is alive answers within milliseconds
 ANSWER_S: Final = 2.0
-"""Timeout for the other side within an exchange; a process that is alive answers within milliseconds."""
-
+# A round trip below this is good enough. A longer one had to wait for an interpreter lock, and more are tried.
 GOOD_NS: Final = 1_000_000
-"""A round trip below this is good enough. A longer one had to wait for an interpreter lock, and more are tried."""
-
 LEAST_PINGS: Final = 8
 MOST_PINGS: Final = 64
-
-_NOBODY: Final = "-"
-"""Replaces the number of a rank that has stopped waiting."""
+_NOBODY: Final = "-"  # replaces the number of a rank that has stopped waiting
 
 
 class Answering:
-    """Rank 0's side.
-
-    Args:
-        store: torch's ``Store``, over a connection that nothing else uses: `get` blocks other calls.
-        rank, boot_id, timeline_offset_ns: Identity of this rank; see `ClockOffset` and `tracekit.clock.Timeline`.
-        monotonic_ns: This rank's clock.
-    """
+    """Rank 0's side, over a connection to torch's ``Store`` that nothing else uses: `get` blocks other calls."""
 
     def __init__(
         self, store: Any, *, rank: int, boot_id: str | None, timeline_offset_ns: int, monotonic_ns: Callable[[], int]
@@ -98,15 +86,7 @@ class Answering:
 
 
 class Asking:
-    """The side of every other rank.
-
-    Args:
-        store: As for `Answering`.
-        rank: This rank.
-        timeline_offset_ns: See `tracekit.clock.Timeline`.
-        monotonic_ns: This rank's clock.
-        pause: Waits for a number of seconds; returns True to stop waiting for an answer.
-    """
+    """The side of every other rank. ``pause`` waits for a number of seconds; True stops the wait for an answer."""
 
     def __init__(
         self,

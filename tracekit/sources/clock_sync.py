@@ -19,23 +19,15 @@ if TYPE_CHECKING:
     from tracekit.recording.source import Recorder
 
 logger = logging.getLogger("tracekit")
-
-LOOK_S: Final = 0.1
-"""Interval at which rank 0 checks for requests; a check takes 0.13 ms."""
-
+LOOK_S: Final = 0.1  # interval at which rank 0 checks for requests; a check takes 0.13 ms
 FIRST_RETRY_S: Final = 1.0
+# Minimum interval per rank. An exchange takes rank 0 about 3 ms, so that it spends at most 6 % of one core.
 RANK_SECONDS: Final = 0.05
-"""Minimum interval per rank. An exchange takes rank 0 about 3 ms, so that it spends at most 6 % of one core."""
-
 TELL_AFTER: Final = 5
-
+# A rank that ends within this time after rank 0 logs no warning: the ranks of a run do not end at the same moment
 PARTING_S: Final = 5.0
-"""A rank that ends within this time after rank 0 logs no warning: the ranks of a run do not end at the same moment."""
-
 JOIN_SECONDS: Final = 2.0
-
-_TROUBLE: Final = "trouble"
-"""Subject of all warnings of a recording's exchange, of which only the first is logged."""
+_TROUBLE: Final = "trouble"  # subject of all warnings of a recording's exchange, of which only the first is logged
 
 
 class ClockSync(Source):

@@ -27,10 +27,7 @@ _NOT_OFFERED: Final = (
     "NVML_ERROR_DEPRECATED",
 )
 _GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNINITIALIZED")
-
-_ALL_LINKS: Final = 0xFFFFFFFF
-"""Scope of a field: the sum over a device's NVLinks."""
-
+_ALL_LINKS: Final = 0xFFFFFFFF  # scope of a field: the sum over a device's NVLinks
 _INDEX: Final = re.compile(r"\s*\+?(\d+)")
 
 
@@ -127,12 +124,7 @@ class GPUProfiler(SamplingSource):
         return isinstance(error, self._nvml.NVMLError) and getattr(error, "value", None) in codes
 
     def _find(self, local_rank: int) -> dict[int, Any]:
-        """Return the handles of the chosen GPUs, by CUDA's number.
-
-        Raises:
-            LookupError: There is no such GPU.
-            NVMLError: NVML does not find the GPU.
-        """
+        """Return the handles of the chosen GPUs, by CUDA's number. LookupError, NVMLError: there is no such GPU."""
         nvml = self._nvml
         visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES"))
         if visible is None:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
+# Maximum time that `SamplingSource.close` waits for a running sample; a sample takes a few milliseconds at most
 JOIN_SECONDS: Final = 2.0
-"""Maximum time that `SamplingSource.close` waits for a running sample; a sample takes a few milliseconds at most."""
-
 logger = logging.getLogger("tracekit")
 
 
@@ -30,14 +29,10 @@ logger = logging.getLogger("tracekit")
 class SampledCounter:
     """One counter track.
 
-    Attributes:
-        name: The track's name.
-        read: Returns the present values by (device, series); the devices of a series are added up.
-        rate: True for values that only grow: record their growth per second.
-        limit: Maximum value; higher values are reading errors, and are limited to it.
-        instead: The counter to sample if this one is not offered.
-        device: The device of the counter; if the device goes away, all its counters end.
-        base: Time in ns and values of the last sample, if ``rate``.
+    ``read`` returns the present values by (device, series); the devices of a series are added up. A ``rate`` is the
+    growth per second of values that only grow, up to ``limit``: higher values are reading errors. ``instead`` is the
+    counter to sample if this one is not offered. If ``device`` goes away, all its counters end. ``base`` is the time
+    in ns and the values of the last sample, if ``rate``.
     """
 
     name: str
@@ -49,11 +44,7 @@ class SampledCounter:
     base: tuple[int, Mapping[tuple[str, str], float]] | None = None
 
     def sample(self, now_ns: int) -> dict[str, float]:
-        """Return the values by series, or an empty dict if a rate has no base yet.
-
-        Args:
-            now_ns: Monotonic time.
-        """
+        """Return the values by series at a monotonic time, or an empty dict if a rate has no base yet."""
         values = self.read()
         if not self.rate:
             return {series: value for (_, series), value in values.items()}

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit import storage
 from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
-from tracekit.handlers.live_file import PRIVATE_MODE, check_mode, make_folder
+from tracekit.handlers.rank_file import check_mode, make_folder
 from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
-from tracekit.sources.torch_privacy import hide_origin
-from tracekit.sources.torch_window import TorchWindow
+from tracekit.sources.torch_window import TorchWindow, hide_origin
+from tracekit.storage import PRIVATE_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,10 +33,8 @@ TRACE_SUFFIXES: Final = (".json.gz", ".json")
 MEMORY_TIMELINE_SUFFIXES: Final = (".raw.json.gz", ".json.gz", ".json", ".html")
 
 _EXPORT: Final = "torch.profiler export"
-
+# Six times as fast as the default of gzip, for a file a third larger; the training thread waits for it
 _GZIP_LEVEL: Final = 3
-"""Six times as fast as the default of gzip, for a file a third larger; the training thread waits for it."""
-
 logger = logging.getLogger("tracekit")
 
 

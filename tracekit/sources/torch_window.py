@@ -1,4 +1,4 @@
-"""One recorded window of torch.profiler, and the guard of its session."""
+"""One recorded window of torch.profiler, the guard of its session, and the privacy of its trace."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
     from tracekit.recording.source import Recorder
 
-METADATA_KEY: Final = "tracekit"
-"""Top-level key of the trace for its rank, run and first batch."""
-
+METADATA_KEY: Final = "tracekit"  # top-level key of the trace for its rank, run and first batch
 _RECORDING: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 _TORCH_ACTIONS: Final = {
@@ -31,6 +30,10 @@ _TORCH_ACTIONS: Final = {
     ProfilerAction.ACTIVE: "RECORD",
     ProfilerAction.ACTIVE_AND_SAVE: "RECORD_AND_SAVE",
 }
+_HEAD_BYTES: Final = 1 << 16
+_TAIL_BYTES: Final = 1 << 14
+_HOST: Final = re.compile(rb'("host_name"\s*:\s*")[^"]*"')
+_NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
 
 _NO_WORK: Final = ("ProfilerStep#", "Activity Buffer Request", "cudaDeviceSynchronize", "hipDeviceSynchronize")
 """Names of the slice of a batch, and of what a profiler itself does on a GPU, in a window without any batch."""
@@ -212,3 +215,28 @@ def _metadata(recorder: Recorder) -> str:
         # Kineto turns every backslash into a slash, which would break escapes.
         ensure_ascii=False,
     )
+
+
+def hide_origin(trace: Path, host: str) -> None:
+    """Replace the host name in a trace of torch.profiler, and remove the folder from its ``traceName``; in place.
+
+    Kineto writes ``host_name`` before the events and ``traceName`` after them. Both keep their length, so that nothing has to
+    move: a long name is cut, and a short one is padded with spaces after the value.
+
+    Args:
+        trace: The file, not compressed.
+        host: The new host name.
+    """
+    size = trace.stat().st_size
+    with trace.open("r+b") as file:
+        for pattern, value, position in (
+            (_HOST, host.encode(), 0),
+            (_NAME, os.fsencode(trace.name), max(0, size - _TAIL_BYTES)),
+        ):
+            file.seek(position)
+            text = file.read(_HEAD_BYTES if position == 0 else _TAIL_BYTES)
+            for found in pattern.finditer(text):
+                room = len(found[0]) - len(found[1]) - 1
+                fitting = value[:room] + b'"'
+                file.seek(position + found.end(1))
+                file.write(fitting + b" " * (room + 1 - len(fitting)))

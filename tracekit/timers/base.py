@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class TimerBase(ABC):
     """The timer that ``timers(name)`` returns: a `Timer`, one with barriers, or an `OffTimer`.
 
+    By default, its methods do nothing, and the two that read it have to be overridden.
+
     Attributes:
         name: Name of the timer.
     """
@@ -24,15 +26,20 @@ class TimerBase(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    @abstractmethod
+    def __enter__(self) -> TimerBase:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+
     def start(self, barrier: bool = False) -> None:
         """Start it."""
 
-    @abstractmethod
     def stop(self, barrier: bool = False) -> None:
         """Stop it."""
 
-    @abstractmethod
     def reset(self) -> None:
         """Forget the time measured so far."""
 
@@ -44,25 +51,15 @@ class TimerBase(ABC):
     def active_time(self) -> float:
         """Return seconds since the timer was made."""
 
-    @abstractmethod
     def set_elapsed(self, value: float) -> None:
         """Set a time measured elsewhere, in seconds."""
 
-    @abstractmethod
     def set_barrier_group(self, barrier_group: Any) -> None:
         """Set the ranks that meet at the barriers."""
 
-    @abstractmethod
     def with_barrier(self, barrier: bool = True) -> TimerBase:
         """Return the timer for a ``with`` that begins and ends with a barrier."""
-
-    @abstractmethod
-    def __enter__(self) -> TimerBase: ...
-
-    @abstractmethod
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+        return self
 
 
 class OffTimer(TimerBase):
@@ -92,31 +89,12 @@ class OffTimer(TimerBase):
     def __repr__(self) -> str:
         return f"<Timer {self.name!r}, off>"
 
-    def __enter__(self) -> OffTimer:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Do nothing."""
-
     def start(self, barrier: bool = False) -> None:
         """Do nothing; with a barrier, announce to the other ranks not to wait for this one."""
         if barrier:
             self._announce()
 
-    def stop(self, barrier: bool = False) -> None:
-        """Do nothing; see `start`."""
-        self.start(barrier)
-
-    def reset(self) -> None:
-        """Do nothing."""
-
-    def set_elapsed(self, value: float) -> None:
-        """Do nothing."""
-
-    def set_barrier_group(self, barrier_group: Any) -> None:
-        """Do nothing."""
+    stop = start
 
     def with_barrier(self, barrier: bool = True) -> OffTimer:
         """Return the timer itself; see `start`."""
@@ -124,19 +102,11 @@ class OffTimer(TimerBase):
         return self
 
     def elapsed(self, reset: bool = True, barrier: bool = False) -> NoReturn:
-        """Raise an error, because nothing was measured.
-
-        Raises:
-            TimerError: Always; it says which level would switch the timer on.
-        """
+        """Raise a `TimerError`, because nothing was measured; it says which level would switch the timer on."""
         raise TimerError(self._reason)
 
     def active_time(self) -> NoReturn:
-        """Raise an error, because nothing was measured.
-
-        Raises:
-            TimerError: Always; it says which level would switch the timer on.
-        """
+        """Raise a `TimerError`; see `elapsed`."""
         raise TimerError(self._reason)
 
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DEVICE_MODES: Final = ("host", "synchronize", "events")
-
+# Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs.
 _MAX_PENDING: Final = 4096
-"""Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs."""
 
 
 def cuda_available() -> Any:
@@ -41,12 +40,7 @@ def _cuda_in_use() -> Any:
 def device_mode(asked: str | None, warn: Callable[[object, str], None]) -> str:
     """Return the time that a timer measures: "host", "synchronize" or "events".
 
-    Args:
-        asked: The mode that the caller asks for; None is "host", with a hint when CUDA is in use.
-        warn: Logs a warning once, by its subject and its text.
-
-    Raises:
-        ConfigError: There is no such mode.
+    None is "host", with a hint when CUDA is in use. ``warn`` logs a warning once, by its subject and its text.
     """
     mode = asked or "host"
     check_choice("Timers: device", mode, DEVICE_MODES)

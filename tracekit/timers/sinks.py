@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from tracekit.timers.table import TimerTable
 
 _COLUMNS: Final = ("step", "timer", "rank", *numbers(DurationStatistics()))
-
-_NOT_IN_MLFLOW: Final = re.compile(r"[^\w\-. /]")
-"""Characters that MLflow refuses in the name of a metric."""
+_NOT_IN_MLFLOW: Final = re.compile(r"[^\w\-. /]")  # characters that MLflow refuses in the name of a metric
 
 
 class Sink(Protocol):

@@ -21,8 +21,7 @@ from tracekit.statistics import DurationStatistics
 from tracekit.timers.base import OffTimer
 from tracekit.timers.device import DEVICE_MODES, tensor
 from tracekit.timers.ranks import RankReports, ranks_text
-from tracekit.timers.sums_text import LOG_OPTIONS, min_max, names_of, sums_text
-from tracekit.timers.table import TimerTable
+from tracekit.timers.table import LOG_OPTIONS, TimerTable, min_max, names_of, sums_text
 from tracekit.timers.timer import MAX_LOG_LEVEL, Timer
 
 if TYPE_CHECKING:
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tracekit")
 
 _SECOND_NS: Final = 1e9
-
+# Numbers of the `Timers` of one name, or made in one place
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-"""Numbers of the `Timers` of one name, or made in one place."""
 
 
 class Timers:

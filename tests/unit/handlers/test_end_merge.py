@@ -13,7 +13,7 @@ import pytest
 from tracekit import JSONTraceHandler, Profiler, cyclic_schedule
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
-from tracekit.handlers import end_merge, merge_process
+from tracekit.handlers import merge_process
 from tracekit.handlers.merge_process import MergeCommand
 from tracekit.naming import FileName
 from tracekit.storage import expand
@@ -72,7 +72,7 @@ def test_attempts_do_not_share_a_merged_trace(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["other rank", "child", "not started"])
 def test_nothing_is_merged_by(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_merge, "start_merge", lambda *_: pytest.fail("a merge was started"))
+    monkeypatch.setattr(merge_process, "start_merge", lambda *_: pytest.fail("a merge was started"))
     handler = JSONTraceHandler(tmp_path / "rank{rank}.json", merged_filename=tmp_path / "m.json")
     process = detect_process(rank=1, world_size=2)
     if why == "child":
@@ -101,7 +101,7 @@ def test_children_do_not_merge_and_copies_do() -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MergeCommand, float]]:
     """Return the list that commands are added to, instead of being run."""
     commands: list[tuple[MergeCommand, float]] = []
-    monkeypatch.setattr(end_merge, "start_merge", lambda *command: commands.append(command) or 1)
+    monkeypatch.setattr(merge_process, "start_merge", lambda *command: commands.append(command) or 1)
     return commands
 
 

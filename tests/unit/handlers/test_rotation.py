@@ -24,7 +24,7 @@ from tracekit import (
 from tracekit.clock import Anchor
 from tracekit.distributed import detect_process
 from tracekit.events import BEGIN, END, INSTANT, Label, Timestamps, Track
-from tracekit.handlers.rotation import Retention
+from tracekit.handlers.rank_files import Retention
 from tracekit.testing import FakeClock
 
 

@@ -332,7 +332,10 @@ def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: p
     names = [event["name"] for event in events if event["ph"] in "XBi"]
     assert sorted(names) == ["train"] * 3 + ["warm"]
     # Not their counters: the loop may be over before any rate is known.
-    assert [type(source).__name__ for source in profiler.recorder._sources] == ["SystemProfiler", "TorchProfiler"]
+    assert [type(source).__name__ for source in profiler.recorder._options.sources] == [
+        "SystemProfiler",
+        "TorchProfiler",
+    ]
 
 
 def test_a_schedule_written_for_composers_state_decides(caplog: pytest.LogCaptureFixture) -> None:

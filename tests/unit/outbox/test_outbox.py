@@ -19,13 +19,11 @@ from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, St
 from tracekit.formats.schema import SEGMENT_INDEX, compile_schema
 from tracekit.formats.segment_index import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
-from tracekit.outbox.caller import Caller
 from tracekit.outbox.finish import finish_spool
-from tracekit.outbox.outbox import PackingOutbox
-from tracekit.outbox.pack import StoppedError, pack
+from tracekit.outbox.outbox import LocalOutbox, StoppedError, pack
 from tracekit.outbox.remote import UploadingOutbox
-from tracekit.outbox.retry import Pace, Retry
 from tracekit.outbox.spool import JOURNAL, Spool, default_root, default_spools
+from tracekit.outbox.upload import Caller, Pace, Retry
 from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, UnconfirmedError
 
 if TYPE_CHECKING:
@@ -123,7 +121,7 @@ def test_what_there_is_no_time_to_pack_stays_plain_and_is_named(
 def test_what_cannot_be_packed_stays_plain_and_the_next_is_packed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = PackingOutbox(tmp_path)
+    outbox = LocalOutbox(tmp_path, packs=True)
     outbox.start()
     for name in ("a", "b"):
         path = outbox.place(f"{name}.json.gz")

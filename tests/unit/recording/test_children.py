@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import ConfigError, JSONTraceHandler, MemoryTraceHandler, Profiler, ProfilerAction, Timestamp, marker
-from tracekit.recording.children import ChildPlan, ChildRecording
+from tracekit.recording.children import ChildPlan, ChildRecording, SharedAction
 from tracekit.recording.loaders import WorkerRecording, recording_loader
-from tracekit.recording.shared_action import SharedAction
 
 if TYPE_CHECKING:
     from pathlib import Path

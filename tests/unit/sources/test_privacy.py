@@ -10,7 +10,7 @@ import pytest
 
 from tracekit import privacy
 from tracekit.distributed import ProcessInfo, detect_process
-from tracekit.sources.torch_privacy import hide_origin
+from tracekit.sources.torch_window import hide_origin
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ import pytest
 from tracekit import MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.timers import Timer
 from tracekit.timers import timers as timers_module
-from tracekit.timers.exchange import Exchange, open_exchange, process_group
+from tracekit.timers.ranks import Exchange, open_exchange, process_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from tracekit import ConfigError, JSONTraceHandler, Profiler, TimerError, Timers
 from tracekit.statistics import DurationStatistics
 from tracekit.testing import FakeClock
 from tracekit.timers import TextSink, TimerTable
-from tracekit.timers.sums_text import sums_text
+from tracekit.timers.table import sums_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

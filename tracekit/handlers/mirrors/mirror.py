@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 class Moment:
-    """The time of an event. The training time is looked up only on access, because that is slow.
-
-    Args:
-        monotonic_ns: The monotonic time.
-        offset_ns: Time since the epoch minus monotonic time.
-        timestamps: The training times, by monotonic time.
-    """
+    """The time of an event. The training time is looked up only on access, because that is slow."""
 
     __slots__ = ("_monotonic_ns", "_timestamps", "wall_clock_time_ns")
 

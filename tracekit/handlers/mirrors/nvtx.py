@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import ConfigError, MissingExtraError
@@ -51,24 +52,24 @@ class NVTXMirror(Mirror):
         self._domain = self._nvtx.get_domain(self._name)
         self.is_inactive = self._domain.get_event_attributes(message="tracekit") is None
 
-    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> _Pushed | _Started:
+    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> Any:
         """Begin a range."""
         attributes = self._attributes_of(name, categories)
         if _in_event_loop():
-            return _Started(self._domain.start_range(attributes))
+            return self._domain.start_range(attributes)
         pushed = _Pushed(attributes, self._stack)
         self._domain.push_range(attributes)
         pushed.stack.append(pushed)
         return pushed
 
-    def end(self, opened: _Pushed | _Started, moment: Moment, exception: str | None) -> None:
+    def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
         """End a range."""
         self.leave(opened)
 
-    def leave(self, opened: _Pushed | _Started) -> None:
+    def leave(self, opened: Any) -> None:
         """End a range, as far as this thread can."""
-        if isinstance(opened, _Started):
-            self._domain.end_range(opened.number)
+        if not isinstance(opened, _Pushed):
+            self._domain.end_range(opened)
             return
         stack = opened.stack
         if stack is not self._stack:
@@ -108,23 +109,12 @@ class NVTXMirror(Mirror):
         return attributes
 
 
-class _Started:
-    """A start/end range."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: Any) -> None:
-        self.number = number
-
-
+@dataclass(eq=False, slots=True)
 class _Pushed:
     """A push/pop range, and the stack of its thread."""
 
-    __slots__ = ("attributes", "stack")
-
-    def __init__(self, attributes: Any, stack: list[_Pushed]) -> None:
-        self.attributes = attributes
-        self.stack = stack
+    attributes: Any
+    stack: list[_Pushed]
 
 
 def _in_event_loop() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MissingExtraError
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from tracekit.handlers.mirrors.mirror import Moment
     from tracekit.timestamp import Timestamp
 
-_KEY: Final = "tracekit-span"
-"""Key of a context for the slice that made it."""
+_KEY: Final = "tracekit-span"  # key of a context for the slice that made it
 
 
 class OpenTelemetryMirror(Mirror):
@@ -120,15 +120,13 @@ class OpenTelemetryMirror(Mirror):
             self._context.attach(context)
 
 
+@dataclass(eq=False, slots=True)
 class _Spanned:
     """The span of a slice, and the context at its start."""
 
-    __slots__ = ("ended", "outer", "span")
-
-    def __init__(self, span: Any, outer: Any) -> None:
-        self.span = span
-        self.outer = outer
-        self.ended = False
+    span: Any
+    outer: Any
+    ended: bool = False
 
 
 def _import_opentelemetry() -> tuple[Any, Any]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from tracekit.handlers.mirrors.mirror import Moment
 
+# Record functions that must not end yet. Kept for the process, because they must not be freed with a mirror either.
 _kept: Final[list[_Recorded]] = []
-"""Record functions that must not end yet. Kept for the process, because they must not be freed with a mirror either."""
 
 
 class _Session(int):

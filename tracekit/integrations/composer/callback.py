@@ -22,11 +22,10 @@ except ImportError as error:
 if TYPE_CHECKING:
     from tracekit.recording.profiler import Profiler
 
+# Events that begin before a recording window and end after it; always recorded, as in Composer
 _LONG: Final = {"fit", "iteration", "epoch"}
-"""Events that begin before a recording window and end after it; always recorded, as in Composer."""
-
+# Numbers of a timestamp that Composer counts over all ranks
 _COUNTED: Final = ("sample", "token", "token_in_iteration", "sample_in_epoch", "token_in_epoch")
-"""Numbers of a timestamp that Composer counts over all ranks."""
 
 
 class TracekitCallback(Callback):  # type: ignore[misc]

@@ -14,11 +14,18 @@ from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from tracekit.handlers.base import Recording
 
 logger = logging.getLogger("tracekit")
+_OTHER_HOOKS: Final = (
+    *("before_load", "after_load", "iteration_start", "iteration_end", "iteration_checkpoint"),
+    *("before_dataloader", "after_dataloader", "before_train_batch", "after_train_batch", "before_forward"),
+    *("after_forward", "before_loss", "after_loss", "before_backward", "after_backward", "batch_checkpoint"),
+    *("epoch_checkpoint", "eval_before_all", "eval_start", "eval_batch_start", "eval_before_forward"),
+    *("eval_after_forward", "eval_batch_end", "eval_end", "eval_after_all", "eval_standalone_start"),
+    *("eval_standalone_end", "predict_start", "predict_batch_start", "predict_before_forward"),
+    *("predict_after_forward", "predict_batch_end", "predict_end"),
+)
 
 
 class Event(str, enum.Enum):
@@ -48,25 +55,9 @@ class TraceHandler:
     A method that raises is counted and logged once, and never reaches the training loop.
     """
 
-    def process_duration_event(
-        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
-        """Take the start or the finish of a slice; see `tracekit.TraceHandler` for this and the next three."""
-
-    def process_instant_event(
-        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
-        """Take something that happened at one moment."""
-
-    def process_counter_event(
-        self,
-        name: str,
-        categories: Sequence[str],
-        timestamp: Timestamp,
-        wall_clock_time_ns: int,
-        values: Mapping[str, float],
-    ) -> None:
-        """Take the values of one or more series."""
+    process_duration_event = base.TraceHandler.process_duration_event
+    process_instant_event = base.TraceHandler.process_instant_event
+    process_counter_event = base.TraceHandler.process_counter_event
 
     def process_chrome_json_trace_file(self, filepath: Path) -> None:
         """Take a finished Chrome JSON trace of this process; what is on a remote storage is a text."""
@@ -107,12 +98,7 @@ class TraceHandler:
 
 
 class LoopState:
-    """Composer's State for a loop of tracekit: the training time, and everything else where a Trainer runs the loop.
-
-    Attributes:
-        timestamp: The training time at the moment of the call.
-        run_name: The name of the run; tracekit's run id.
-    """
+    """Composer's State for a loop of tracekit: the training time, and everything else where a Trainer runs the loop."""
 
     def __init__(self, timestamp: Timestamp, run_name: str, real: Any = None) -> None:
         self.timestamp = timestamp
@@ -149,17 +135,6 @@ def as_action(action: Any) -> ProfilerAction:
         ConfigError: There is no such action.
     """
     return ProfilerAction(getattr(action, "value", action))
-
-
-_OTHER_HOOKS: Final = (
-    *("before_load", "after_load", "iteration_start", "iteration_end", "iteration_checkpoint"),
-    *("before_dataloader", "after_dataloader", "before_train_batch", "after_train_batch", "before_forward"),
-    *("after_forward", "before_loss", "after_loss", "before_backward", "after_backward", "batch_checkpoint"),
-    *("epoch_checkpoint", "eval_before_all", "eval_start", "eval_batch_start", "eval_before_forward"),
-    *("eval_after_forward", "eval_batch_end", "eval_end", "eval_after_all", "eval_standalone_start"),
-    *("eval_standalone_end", "predict_start", "predict_batch_start", "predict_before_forward"),
-    *("predict_after_forward", "predict_batch_end", "predict_end"),
-)
 
 
 def adapted(handler: Any) -> base.TraceHandler:

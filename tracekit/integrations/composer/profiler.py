@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from tracekit.timestamp import Timestamp
 
 logger = logging.getLogger("tracekit")
-
+# The fields of Composer's file names that have another name in tracekit's
 _FIELDS: Final = {"{run_name}": "{run_id}", "{node_rank}": "{node}"}
-"""The fields of Composer's file names that have another name in tracekit's."""
 _OWN_CALLBACK: Final = "callback/TracekitCallback/"
+# How the names of the markers begin that Composer's engine asks for
 _OF_ENGINE: Final = ("event/", "callback/", "algorithm/")
-"""How the names of the markers begin that Composer's engine asks for."""
 
 
 def cyclic_schedule(

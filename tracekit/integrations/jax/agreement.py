@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger("tracekit")
-
+# A trace is announced this long before its first step, so that all processes know of it in time
 _AHEAD_NS: Final = 2_000_000_000
-"""A trace is announced this long before its first step, so that all processes know of it in time."""
 _LISTEN_MS: Final = 500
 _numbers = itertools.count()
 
@@ -54,10 +53,7 @@ class Agreement:
             self._thread.start()
 
     def ask(self, step: int, step_ns: int) -> None:
-        """Request a trace after a step; process 0 then announces to all processes when it begins.
-
-        ``step_ns`` is the shortest duration of a step.
-        """
+        """Request a trace after a step of at least ``step_ns``; process 0 then announces to all when it begins."""
         if self._thread is not None or step <= self._asked_for:
             return
         self._asked_for = step + 2 + math.ceil(_AHEAD_NS / max(step_ns, 1_000_000))

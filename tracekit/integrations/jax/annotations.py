@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def import_jax() -> Any:
-    """Return jax.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return jax; raise `ConfigError` where it is not installed."""
     try:
         return importlib.import_module("jax")
     except ImportError as error:

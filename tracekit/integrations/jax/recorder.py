@@ -30,13 +30,12 @@ logger = logging.getLogger("tracekit")
 
 _XPLANE: Final = ".xplane.pb"
 _TRACES: Final = (".trace.json.gz", ".trace.json")
+# Fields of the process that a trace holds, and their values where they are unknown
 _IDENTITY: Final[dict[str, object]] = {
     **dict.fromkeys(("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks"), 0),
     **dict.fromkeys(("host", "run_id", "boot_id"), ""),
 }
-"""Fields of the process that a trace holds, and their values where they are unknown."""
-_ANCHORS: Final = 3
-"""The first one takes longer than the others, and the shortest is the most precise."""
+_ANCHORS: Final = 3  # the first one takes longer than the others, and the shortest is the most precise
 HEARTBEAT_S: Final = 30.0
 
 
@@ -44,24 +43,10 @@ HEARTBEAT_S: Final = 30.0
 class TraceRecorder:
     """Begins and ends JAX traces. Used by the training thread.
 
-    JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several hosts
-    are in different folders, which XProf shows as different runs. Here each process records into its own folder, hidden in
-    the log directory, and moves its files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, which is the same
-    folder for all processes of a run.
-
-    Attributes:
-        jax: The module.
-        log_dir: The log directory, a path or URL.
-        windows: Notified when traces begin and end.
-        report: Takes failures, on any thread.
-        clock: The clock that the traces are tied to.
-        process: The recording process; goes into the traces, for the merge.
-        index: JAX's number of the process.
-        options: ``jax.profiler.ProfileOptions`` or None.
-        annotates: Annotate the steps, so that XProf shows each.
-        background: Write on a thread while the training goes on.
-        profiler: The tracekit profiler that is notified of the traces, or None.
-        traces: The JSON traces that were written so far.
+    JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several
+    hosts are in different folders, which XProf shows as different runs. Here each process records into its own
+    folder, hidden in the log directory, and moves its files to ``plugins/profile/step_<first
+    step>/process<index>-<host>.*``, which is the same folder for all processes of a run.
     """
 
     jax: Any
@@ -214,11 +199,7 @@ class TraceRecorder:
         return []
 
     def _move(self, folder: Path, first_step: int) -> list[str]:
-        """Move the files to their place, and remove the folder.
-
-        Raises:
-            StorageError: The files could not be moved; the message says where they are.
-        """
+        """Move the files to their place, and remove the folder; a `StorageError` says where they are left."""
         found = sorted(file for file in folder.rglob("*") if file.is_file())
         hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
         names = {file: self._name(file.name, hosts) for file in found}

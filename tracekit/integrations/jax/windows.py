@@ -24,14 +24,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The steps of a trace.
-
-    Attributes:
-        first: The number of its first step.
-        steps: Number of steps that it holds, 0 or more.
-        wanted: Number of steps that it should hold.
-        again: True if it is begun once more.
-    """
+    """The steps of a trace: those it holds and those it should; ``again`` if it is begun once more."""
 
     first: int
     steps: int
@@ -47,24 +40,17 @@ class Held:
 class Windows:
     """Decides after each training step whether a trace begins or ends.
 
-    A trace that begins after step 10 and holds 5 steps holds 11 to 15, and ends after step 15. Steps that are asked for by
-    number are recorded whole: when a trace runs already as they come, it goes on until their end. A trace that is cut (by a
-    validation or the end of an epoch) is begun once more after the next step.
-
-    Used by the training thread; `announce` may be called by any other.
-
-    Attributes:
-        agreed: True if several processes must agree: then `announce` begins a trace, and the time alone does not.
-        first_step: The running trace began after this step; None while no trace runs.
-        last_ns: Start of the time until the next trace, by the monotonic clock.
-        missed: Number of traces that were announced too late.
+    A trace that begins after step 10 and holds 5 steps holds 11 to 15, and ends after step 15. Steps that are asked
+    for by number are recorded whole: when a trace runs already as they come, it goes on until their end. A trace that
+    is cut (by a validation or the end of an epoch) is begun once more after the next step. Used by the training
+    thread; `announce` may be called by any other.
     """
 
     def __init__(self, config: TraceConfig) -> None:
-        self.agreed = False
-        self.first_step: int | None = None
-        self.last_ns = 0
-        self.missed = 0
+        self.agreed = False  # several processes must agree: `announce` begins a trace, and the time alone does not
+        self.first_step: int | None = None  # the running trace began after this step
+        self.last_ns = 0  # start of the time until the next trace, by the monotonic clock
+        self.missed = 0  # number of traces that were announced too late
         self._config = config
         self._last_step = 0
         self._end_step = 0

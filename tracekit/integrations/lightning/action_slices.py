@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.lightning.actions import action_of
-from tracekit.integrations.lightning.table import durations_table
+from tracekit.integrations.lightning.time_values import durations_table
 from tracekit.notices import WarnOnce
 from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 _get_ident = threading.get_ident
 _exc_info = sys.exc_info
-_COUNTED_TOGETHER: Final = 256
-"""Durations that are counted together, which is several times faster than one by one."""
-MAX_RECORDED: Final = 10_000
-"""Single durations that are kept of each kind of action on each thread."""
+_COUNTED_TOGETHER: Final = 256  # durations that are counted together, which is several times faster than one by one
+MAX_RECORDED: Final = 10_000  # single durations that are kept of each kind of action on each thread
 
 
 @dataclass(slots=True)
@@ -68,16 +66,10 @@ class _Thread:
 class ActionSlices:
     """Records a slice from the start to the stop of each action.
 
-    Actions nest, and may be open several times, on any number of threads. The slice of an action that an exception ends
-    names the exception. A stop without a start on its thread is ignored, and logged once.
-
-    Args:
-        clock: The clock for the table; slices have that of their profiler.
-        strict: Raise ``ValueError`` for a start of an open action, and for a stop of one that was never started, unless an
-            exception is being handled.
-
-    Attributes:
-        extended: Show all columns in the summary, not only total and mean.
+    Actions nest, and may be open several times, on any number of threads. The slice of an action that an exception
+    ends names the exception. A stop without a start on its thread is ignored, and logged once; if ``strict``, it
+    raises ``ValueError``, like a start of an open action, unless an exception is being handled. The clock is for the
+    table, which has all columns if ``extended``.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK, *, strict: bool = False) -> None:

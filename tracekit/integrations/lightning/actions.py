@@ -13,9 +13,7 @@ CALLBACKS: Final = "callbacks"
 LOGGING: Final = "logging"
 CHECKPOINTING: Final = "checkpointing"
 OTHER: Final = "other"
-PARTS: Final = (DATA_LOADING, TRANSFER, CALLBACKS, LOGGING, CHECKPOINTING, OTHER)
-"""Parts of the downtime."""
-
+PARTS: Final = (DATA_LOADING, TRANSFER, CALLBACKS, LOGGING, CHECKPOINTING, OTHER)  # parts of the downtime
 # "[LightningModule]Net.training_step", "[_TrainingEpochLoop].train_dataloader_next", "run_training_batch"
 _NAME: Final = re.compile(r"(?:\[(?P<owner>\w+)\])?(?P<rest>.*)", re.DOTALL)
 _STATE: Final = re.compile(r"\{.*\}", re.DOTALL)  # "ModelCheckpoint{'monitor': None, ...}.on_train_batch_end"
@@ -27,8 +25,8 @@ _OF_TRANSFER: Final = (
     "transfer_batch_to_device",
     "on_after_batch_transfer",
 )
+# Prefix of the state keys of tracekit's callbacks, by which Lightning names their hooks
 OWN_PREFIX: Final = "tracekit."
-"""Prefix of the state keys of tracekit's callbacks, by which Lightning names their hooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,6 @@ class Action:
     Attributes:
         name: Name of its slices: without the owner's kind, and without the arguments of a callback.
         title: Lightning's name without the arguments of a callback; for tables.
-        categories: Categories of its slices.
         hook: The last part of the name: "training_step", "save_checkpoint" ...
         part: Its part of the downtime; None if it runs a stage or a batch.
         own: True for a hook of tracekit, which gets no slice.

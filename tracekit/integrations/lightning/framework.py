@@ -46,11 +46,7 @@ def profiler_of(trainer: Trainer) -> LightningProfiler:
 
 
 def device_waits(device: Any) -> Callable[[], None] | None:
-    """Return a function that waits until a device has done all of its work, or None if there is nothing to wait for.
-
-    Args:
-        device: A ``torch.device``.
-    """
+    """Return a function that waits until a ``torch.device`` has done all of its work, or None if there is none."""
     import torch
 
     module = getattr(torch, device.type, None)
@@ -59,12 +55,7 @@ def device_waits(device: Any) -> Callable[[], None] | None:
 
 
 def gathered(module: LightningModule, row: list[int]) -> list[list[int]]:
-    """Return the rows of all ranks. Collective: every rank calls it, with a row of the same length.
-
-    Args:
-        module: The module that is trained.
-        row: Whole numbers of 64 bits.
-    """
+    """Return the rows of all ranks, of whole numbers. Collective: every rank calls it, with a row of the same length."""
     import torch
 
     rows = module.all_gather(torch.tensor(row, dtype=torch.int64, device=module.device))

@@ -35,14 +35,10 @@ _CATEGORIES: Final = ("time profiler",)
 
 @dataclass
 class StageTimes:
-    """The times of one stage (training, validation ...), of one epoch or of several.
+    """The times of one stage (training, validation ...), of one epoch or of several; ``runs`` counts epochs or validations.
 
-    Attributes:
-        runs: Number of epochs of training, or of runs of validation.
-        samples: Number of samples in all batches, as far as known.
-        batches: Durations of the batches.
-        within: Durations within batches by name: "backward", "optimizer step".
-        downtime_ns: Time between the batches by part.
+    ``within`` has durations within batches by name ("backward", "optimizer step"), ``downtime_ns`` the time between
+    them by part.
     """
 
     runs: int = 0
@@ -87,16 +83,11 @@ def _no_wait() -> None:
 class LoopTimer:
     """Times one run by its hooks and by the actions of Lightning, on the thread that made it.
 
-    Events that do not fit (an end without a beginning, a batch that never ends) are corrected and raise nothing. Each interval
-    is also a slice in the trace of the active tracekit profiler.
-
-    Args:
-        clock: The clock to read; only its monotonic side counts.
-        wait: Called before the clock is read for a batch, a backward pass or a step; waits for the device.
-        slices_of_parts: Give data loading, transfer, logging and checkpointing slices; not needed if all actions have them.
-
-    Attributes:
-        resumed: Times of an interrupted epoch by stage, to go on with when Lightning resumes in its middle.
+    Events that do not fit (an end without a beginning, a batch that never ends) are corrected and raise nothing. Each
+    interval is also a slice in the trace of the active tracekit profiler; the parts of the downtime are, unless all
+    actions have slices. ``wait`` waits for the device before the clock is read for a batch, a backward pass or a
+    step. ``resumed`` has the times of an interrupted epoch by stage, to go on with when Lightning resumes in its
+    middle.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from tracekit.integrations.batches import samples_in
 from tracekit.integrations.lightning.callback import records_hooks
 from tracekit.integrations.lightning.framework import device_waits, gathered
 from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
-from tracekit.integrations.lightning.table import stages_table
 from tracekit.integrations.lightning.time_values import (
     ALL_KEYS,
     REDUCTIONS,
@@ -21,6 +20,7 @@ from tracekit.integrations.lightning.time_values import (
     keys_of_stage,
     reduce_ranks,
     stage_values,
+    stages_table,
 )
 from tracekit.integrations.lightning.trainer_hooks import RunCallback, listen
 

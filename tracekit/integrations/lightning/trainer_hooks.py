@@ -68,10 +68,8 @@ class NullListener:
 def listen(trainer: Trainer, listener: Any, *, outermost: bool = False) -> Callable[[], None]:
     """Report the actions of a trainer to a listener: a start after the trainer's profiler, and a stop before it.
 
-    Of several listeners the last is the innermost, unless it is ``outermost``.
-
-    Returns:
-        A function that ends the slices of the listener and removes it; without any, profiler and loggers are as they were.
+    Of several listeners the last is the innermost, unless it is ``outermost``. The returned function ends the slices
+    of the listener and removes it; without any, profiler and loggers are as they were.
     """
     profiler = profiler_of(trainer)
     hooks = getattr(profiler, _ATTRIBUTE, None) or _ProfilerHooks(profiler, trainer.loggers)
@@ -133,11 +131,8 @@ def _profiled(profiler: Any, action_name: str, method: Callable[..., Any]) -> Ca
 def record_workers(trainer: Trainer, profiler: Profiler) -> Callable[[], None]:
     """Record the workers that the loaders of a Trainer start from now on, each into a trace next to that of its rank.
 
-    Lightning passes every loader, in its final form, to its strategy. Loaders without workers, and objects other than torch
-    DataLoaders, are left alone.
-
-    Returns:
-        A function that restores strategy and loaders. Running workers continue.
+    Lightning passes every loader, in its final form, to its strategy. Loaders without workers, and objects other than
+    torch DataLoaders, are left alone. The returned function restores strategy and loaders; running workers continue.
     """
     strategy: Any = trainer.strategy
     process: Callable[[Any], Any] = strategy.process_dataloader

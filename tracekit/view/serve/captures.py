@@ -10,10 +10,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tracekit.capture.coordinator import CaptureCoordinator, fit_request
+from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
 from tracekit.capture.documents import Request, new_id
 from tracekit.capture.folder import RANKS, ControlFolder, is_gone
-from tracekit.capture.results import progress_words, result_lines, results_of
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
 
