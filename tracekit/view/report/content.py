@@ -100,14 +100,9 @@ class Answer(NamedTuple):
         return {"good": "fine", "look": "look here"}.get(self.state, "not known")
 
 
-def bounded(items: Sequence[object], most: int, word: str) -> str:
-    """Return the sentence on items beyond a number; empty if there are no more."""
-    return more(len(items) - most, word)
-
-
-def more(count: int, word: str) -> str:
-    """Return the sentence on a number of items that are not shown."""
-    return f"and {counted(count, word)} more: see tracekit summary --json" if count > 0 else ""
+def more(count: int, word: str, where: str = ": see tracekit summary --json") -> str:
+    """Return the sentence on a number of items that are not shown; empty if there are none."""
+    return f"and {counted(count, word)} more{where}" if count > 0 else ""
 
 
 def which_ranks(ranks: Sequence[int]) -> str:

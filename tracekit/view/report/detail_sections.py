@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.explain.cells import NAME_HEAD, device_cells, name_rows
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import BYTES, NUMBERS, Units, words
-from tracekit.view.report.content import Figure, Name, Section, Table, bounded, more, which_ranks
+from tracekit.view.report.content import Figure, Name, Section, Table, more, which_ranks
 from tracekit.view.report.plots import Line, line_plot
 from tracekit.wording import counted
 
@@ -42,7 +42,7 @@ def device_section(report: RunReport) -> Section:
     ]
     head = ("rank", "device", "span", "busy", "idle", "compute", "communication", "of it hidden", "copies")
     caption = "How busy each device is; hidden is the part of communication during which kernels compute"
-    table = Table(caption, head, rows, bounded(devices, _MOST_DEVICES, "device"), text=(1, 2))
+    table = Table(caption, head, rows, more(len(devices) - _MOST_DEVICES, "device"), text=(1, 2))
     return Section("devices", "Devices", tables=[table])
 
 
@@ -103,8 +103,8 @@ def counter_section(report: RunReport) -> Section:
             )
         )
     head = ("counter", "ranks", "values", "least", "most", "last, least", "last, most")
-    left = more(len(counters) - len(rows) + report.counters.others, "counter").partition(":")[0]
-    table = Table("All counters", head, rows, left and f"{left}: open the traces to see them")
+    left = len(counters) - len(rows) + report.counters.others
+    table = Table("All counters", head, rows, more(left, "counter", ": open the traces to see them"))
     said = [] if len(drawn) == len(changing) else [f"Drawn are the {len(drawn)} counters with the most values."]
     return Section("counters", "Counters", said, list(map(_figure, drawn)), [table], small=True)
 
