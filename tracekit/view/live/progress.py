@@ -60,7 +60,7 @@ class ProgressTracker:
 
     It is the `ColumnSink` of a `RowWriter`, so that a slice or counter here is a row there. The result does not depend on how
     the events are portioned. A step counts when it has ended; its stages count when the next step or the recording has ended,
-    since slices of a step may reach beyond its end. A step that overlaps an evaluation is no typical one, and does not count.
+    since slices of a step may reach beyond its end. A step that overlaps an evaluation does not count.
 
     Args:
         labels: The labels of slices; shared by all processes.

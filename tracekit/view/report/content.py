@@ -101,7 +101,7 @@ class Answer(NamedTuple):
 
 
 def more(count: int, word: str, where: str = ": see tracekit summary --json") -> str:
-    """Return the sentence on a number of items that are not shown; empty if there are none."""
+    """Return the sentence on a number of items that are not shown; an empty text for 0."""
     return f"and {counted(count, word)} more{where}" if count > 0 else ""
 
 

@@ -72,7 +72,7 @@ class Drawing:
         tip: str = "",
         label: str = "",
     ) -> None:
-        """Draw a rectangle with a tooltip and a label, of which a part that does not fit is cut off; ``kind`` is its classes."""
+        """Draw a rectangle with a tooltip and a label, which is cut off where it does not fit; ``kind`` is its classes."""
         place = f'x="{_short(x_percent)}%" y="{_short(y)}" width="{_short(width_percent)}%" height="{_short(height)}"'
         tip = f"<title>{plain(tip)}</title>" if tip else ""
         if label:
