@@ -191,5 +191,6 @@ def test_a_build_of_the_package_holds_what_the_page_is_made_of(tmp_path: Path) -
     ]
     subprocess.run(command, cwd=source, check=True, timeout=280, capture_output=True)
     built = tmp_path / "built" / "tracekit" / "view"
-    assert (built / "report" / "report.css").is_file()
+    assert (built / "static" / "style.css").is_file()
+    assert (built / "static" / "plots.css").is_file()
     assert (built / "templates" / "report.html").is_file()

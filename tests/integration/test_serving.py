@@ -103,7 +103,8 @@ def test_a_run_says_where_its_time_goes(server: Served) -> None:
     run = run_of(server)
     page = server.wait_for(run, lambda answer: "is slower in" in answer.text).text
     assert "Rank 1 is slower in forward: 2.00 ms a step" in page
-    assert page.count('class="tk-plot') == 2
+    assert page.count('class="tk-plot') == 4
+    assert "Time of each stage on each rank, against the median rank, as a share of a step" in page
     for words in (
         "Step times of each rank",
         "Stages of a step; exposed is what a stage adds to the step of all, waiting adds nothing",
@@ -436,6 +437,8 @@ def test_a_form_is_one_of_this_server_small_and_of_the_usual_kind(server: Served
     assert_nothing(server.get(path, "POST", Content_Type=form, Content_Length="0"), 404)  # no origin
     assert_nothing(server.get(path, "POST", Origin=server.origin, Content_Type=form), 413)  # no length
     assert_nothing(server.post(path, much="x" * 5000), 413)
+    both = {"Content_Length": "3", "Transfer_Encoding": "chunked"}
+    assert_nothing(server.get(path, "POST", Origin=server.origin, Content_Type=form, **both), 413)
     assert "Merge them" in server.get(path).text, "nothing was begun"
 
 

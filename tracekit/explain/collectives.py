@@ -64,7 +64,11 @@ def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float
         if not counted.any() or not talking.any():
             continue
         # A process without a collective, such as that of a data loader, does not compute for the step.
-        computing = own & ~talks & np.isin(times["pid"], times["pid"][talking])
+        computing = own & ~talks & np.isin(times["pid"], np.unique(times["pid"][talking]))
+        # Of millions of operators, only those that run during a collective matter.
+        begun = np.searchsorted(np.sort(times["start_ns"][talking]), times["end_ns"][computing], side="left")
+        ended = np.searchsorted(np.sort(times["end_ns"][talking]), times["start_ns"][computing], side="right")
+        computing[computing] = begun > ended
         ranges = {
             "steps": (steps.starts[counted], steps.ends[counted]),
             "talks": (times["start_ns"][talking], times["end_ns"][talking]),
@@ -73,7 +77,7 @@ def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float
         for name, found in labels.items():
             inside = (in_stages["rank"] == rank) & np.isin(in_stages["label"], found)
             ranges[f"stage {name}"] = (in_stages["start_ns"][inside], in_stages["end_ns"][inside])
-        edges = np.unique(np.concatenate([edge for pair in ranges.values() for edge in pair]))
+        edges = np.sort(np.concatenate([edge for pair in ranges.values() for edge in pair]))
         within = {name: _covers(starts, ends, edges[:-1]) for name, (starts, ends) in ranges.items()}
         lengths = np.diff(edges) * (within["steps"] & within["talks"] & ~within["computes"])
         total = float(np.diff(edges)[within["steps"]].sum())

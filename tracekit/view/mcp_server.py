@@ -118,7 +118,7 @@ class AgentServer:
     async def outlier_steps(self, run: str, page: int = 1) -> str:
         """Give the steps that took longer than usual as JSON, with the late rank, its stage and the cost."""
         document = await self._command("stragglers", "--json", self._place(run))
-        return _page(_member(document, "outliers"), page)
+        return _page(json.dumps(json.loads(document)["outliers"], indent=1), page)
 
     async def diff(self, before: str, after: str, page: int = 1) -> str:
         """Compare two runs. Say whether the step became slower, and name the stages."""
@@ -141,8 +141,7 @@ class AgentServer:
             await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
         )
         self._links.callback(_end, process)
-        text = await _first_document(process)
-        return str(_member(text, "address")).strip('"')
+        return str(json.loads(await _first_document(process))["address"])
 
     # ---- how they do it -------------------------------------------------------------------------------------------------
 
@@ -235,11 +234,6 @@ def _page(text: str, page: int, heads: int = 0) -> str:
         raise ToolError(f"page {page} does not exist; the last page is {len(pages)}")
     more = f"\n[page {page} of {len(pages)}]" if len(pages) > 1 else ""
     return head + pages[page - 1].rstrip("\n") + more
-
-
-def _member(document: str, key: str) -> str:
-    """Return one member of a JSON object as JSON text."""
-    return json.dumps(json.loads(document)[key], indent=1)
 
 
 async def _first_document(process: Process) -> str:

@@ -842,3 +842,9 @@ def test_counters_and_an_open_evaluation_are_in_the_state(tmp_path: Path) -> Non
         train(profiler, clock, 1)
         rank = only_rank(watch)
         assert (rank.evaluating, rank.evaluations) == (False, 1)
+        # As in the event table, a step that overlaps an evaluation is none of those that are measured.
+        train(profiler, clock, 1)
+        rank = only_rank(watch)
+        assert (rank.batch, rank.steps_seen) == (5, 5)
+        assert [step.number for step in rank.steps] == [0, 1, 2, 4]
+        assert "evaluation" not in {stage.name for stage in rank.stages}

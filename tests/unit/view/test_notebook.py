@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tracekit.events import Instant, Label, SliceBegin, SliceEnd, Track
 from tracekit.timestamp import Timestamp
-from tracekit.view.notebook.recorded import RecordedCell
-from tracekit.view.notebook.timeline import Span, spans_of, timeline_svg, totals
+from tracekit.view.notebook.timeline import RecordedCell, Span, spans_of, timeline_svg, totals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

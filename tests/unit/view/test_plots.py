@@ -6,6 +6,7 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from importlib.resources import files
 from random import Random
 from typing import Any
 
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 
 from tracekit.explain.step_times import StepPoint, StepSeries, reduced_steps, step_grid, step_points
 from tracekit.view.report.axes import BYTES, NUMBERS, PERCENTS, TIMES, axis, words
-from tracekit.view.report.plot_style import CATEGORIES, PLOT_CSS
-from tracekit.view.report.plots import Bar, Line, heat_map, line_plot, stacked_bars, step_time_plot
+from tracekit.view.report.drawing import CATEGORIES
+from tracekit.view.report.heat_map import DIVERGING_LEVELS, LEVELS, heat_map
+from tracekit.view.report.plots import Bar, Line, line_plot, stacked_bars, step_time_plot
 
+STYLE = files("tracekit.view").joinpath("static/plots.css").read_text(encoding="utf-8")
 NS = "{http://www.w3.org/2000/svg}"
 EVIL = [
     "</script><script>alert(1)</script>",
@@ -184,11 +187,11 @@ def test_small_parts_are_one_and_counted() -> None:
 
 def test_a_line_has_its_values_and_leaves_out_what_is_no_number() -> None:
     line = Line("loss", [0, 1e9, 2e9, 3e9], [4, math.nan, 2, math.inf])
-    root = parsed(line_plot([line], title="loss", units=NUMBERS))
+    root = parsed(line_plot(line, title="loss", units=NUMBERS))
     height = 220 * 0.7
-    assert path(root, "tk-line tk-l0") == [(0, 0), (1000, height / 2)]
+    assert path(root, "tk-line") == [(0, 0), (1000, height / 2)]
     assert {"0", "2", "4"} <= set(texts(root))
-    assert parsed(line_plot([Line("x", [1], [math.nan])], title="t", units=NUMBERS)) is not None
+    assert parsed(line_plot(Line("x", [1], [math.nan]), title="t", units=NUMBERS)) is not None
 
 
 def test_a_band_holds_what_was_put_together() -> None:
@@ -196,8 +199,8 @@ def test_a_band_holds_what_was_put_together() -> None:
     values = [100.0] * count
     high = [100.0] * count
     high[1234] = 200.0
-    root = parsed(line_plot([Line("memory", range(count), values, values, high)], title="memory", units=BYTES))
-    band = path(root, "tk-band tk-b0")
+    root = parsed(line_plot(Line("memory", range(count), values, values, high), title="memory", units=BYTES))
+    band = path(root, "tk-band")
     assert len(band) <= 600
     assert min(y for _, y in band) == 0
 
@@ -207,7 +210,7 @@ EVIL_DRAWINGS: list[Any] = [
         [[1.0]], rows=[name], columns=[name], row_name=name, column_name=name, title=name, about=name
     ),
     lambda name: stacked_bars([Bar(name, [1.0] * 20)], [name] * 20, title=name, rest=name),
-    lambda name: line_plot([Line(name, [0, 1], [1, 2])] * 9, title=name, units=NUMBERS),
+    lambda name: line_plot(Line(name, [0, 1], [1, 2]), title=name, units=NUMBERS),
     lambda name: step_time_plot([point(1, 1)], ranks=1, title=name),
 ]
 
@@ -268,7 +271,7 @@ def test_any_heat_map_can_be_drawn(rows: int, columns: int, size: float, divergi
     st.sampled_from([TIMES, BYTES, NUMBERS, PERCENTS]),
 )
 def test_any_line_can_be_drawn(values: list[float], units: Any) -> None:
-    parsed(line_plot([Line("x", range(len(values)), values)], title="t", units=units))
+    parsed(line_plot(Line("x", range(len(values)), values), title="t", units=units))
 
 
 @example(1.0, 5e-324, TIMES, True)
@@ -345,7 +348,7 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("colour", CATEGORIES)
 def test_the_letters_on_a_colour_can_be_read(colour: str) -> None:
-    (ink,) = re.findall(r"\.tk-key\{fill:(#[0-9a-f]{6})", PLOT_CSS)
+    (ink,) = re.findall(r"\.tk-key \{ fill: (#[0-9a-f]{6})", STYLE)
     assert (luminance(colour) + 0.05) / (luminance(ink) + 0.05) >= 4.5
 
 
@@ -358,12 +361,12 @@ def test_every_class_that_is_drawn_has_a_style() -> None:
         heat_map(cells, **named),
         heat_map([[-0.1, 0.0, 0.1]], **named, units=PERCENTS, diverging=True, wide_labels=True),
         stacked_bars([Bar("a", [1e6] * 20, 1e6)], list(map(str, range(20))), title="t"),
-        line_plot([Line(str(number), [0, 1], [1, 2], [0, 1], [2, 3]) for number in range(4)], title="t", units=NUMBERS),
+        line_plot(Line("x", [0, 1], [1, 2], [0, 1], [2, 3]), title="t", units=NUMBERS),
     ]
     used = {name for svg in drawn for found in re.findall(r'class="([^"]*)"', svg) for name in found.split()}
-    styled = set(re.findall(r"\.(tk-[a-z0-9]+)", PLOT_CSS))
-    # The first line and its band have the colour that is for all.
-    assert used - styled == {"tk-l0", "tk-b0"}
+    used |= {f"tk-s{level}" for level in range(LEVELS)} | {f"tk-d{level}" for level in range(DIVERGING_LEVELS)}
+    assert used <= set(re.findall(r"\.(tk-[a-z0-9]+)", STYLE))
+    assert tuple(re.findall(r"\.tk-c\d \{ fill: (#[0-9a-f]{6})", STYLE)) == CATEGORIES
 
 
 @pytest.mark.parametrize("stall", [0.0, 30.0])

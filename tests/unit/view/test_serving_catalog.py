@@ -84,7 +84,8 @@ def test_all_of_a_folder_is_merged_unless_others_are_in_it(tmp_path: Path) -> No
 
 def test_traces_of_other_tools_are_one_run_a_folder_unless_they_belong_to_a_recorded_run(tmp_path: Path) -> None:
     trace = json.dumps({"schemaVersion": 1, "traceEvents": []})
-    for name in ("torch/rank-0.json", "torch/rank-1.json", "torch/later/rank-0.json", "run/torch/rank-0.json"):
+    jax = "jax/plugins/profile/2026_11_27/host.trace.json"
+    for name in ("torch/rank-0.json", "torch/rank-1.json", "torch/later/rank-0.json", "run/torch/rank-0.json", jax):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(trace)
     (tmp_path / "settings.json").write_text('{"learning_rate": 0.1}')
@@ -92,7 +93,7 @@ def test_traces_of_other_tools_are_one_run_a_folder_unless_they_belong_to_a_reco
     catalog = Catalog(str(tmp_path))
     runs = by_name(catalog)
 
-    assert set(runs) == {"run", "torch", "torch/later"}
+    assert set(runs) == {"run", "torch", "torch/later", "jax/2026_11_27"}
     assert (runs["torch"].rank_words, runs["torch"].states) == ("2 ranks", (("finished", 2),))
     assert [rank.name for rank in runs["torch"].ranks] == ["0", "1"]
     assert catalog.inputs(runs["torch"]).names == tuple(

@@ -60,7 +60,7 @@ class ProgressTracker:
 
     It is the `ColumnSink` of a `RowWriter`, so that a slice or counter here is a row there. The result does not depend on how
     the events are portioned. A step counts when it has ended; its stages count when the next step or the recording has ended,
-    since slices of a step may reach beyond its end.
+    since slices of a step may reach beyond its end. A step that overlaps an evaluation does not count.
 
     Args:
         labels: The labels of slices; shared by all processes.
@@ -86,7 +86,8 @@ class ProgressTracker:
         self._moment: Any = UNSET
         self._steps: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._last_two: deque[Step] = deque(maxlen=2)
-        self._steps_seen = self._evaluations = 0
+        self._steps_seen = self._evaluations = self._batches = 0
+        self._evaluated_ns = -_MAX_TIME_NS  # the end of the last evaluation
         self._counters: dict[str, float] = {}
         self.accounts = Accounts()
 
@@ -202,7 +203,9 @@ class ProgressTracker:
         del pid
         name = raw_field(event.name)
         if name != _BATCH:
-            self._evaluations += json_text(name).decode() in _EVALUATIONS
+            if json_text(name).decode() in _EVALUATIONS:
+                self._evaluations += 1
+                self._evaluated_ns = end_ns + self._base_ns
         elif raw_field(event.cat) == _TRAINING_LOOP:
             self._take_step(start_ns + self._base_ns, end_ns - start_ns, decode_or_none(event.args))
 
@@ -215,12 +218,15 @@ class ProgressTracker:
         step = Step(batch if isinstance(batch, int) and batch >= 0 else self._steps_seen, start_ns, duration_ns)
         if self._newest is not None:
             self._count_stages(self._newest)
-        self._newest = None if self._is_partial else step
+        is_typical = start_ns >= self._evaluated_ns
+        self._newest = step if is_typical and not self._is_partial else None
         self._newest_end_ns = start_ns + duration_ns
         self._is_partial = False
-        self._steps.append(step)
+        if is_typical:
+            self._steps.append(step)
         self._last_two.append(step)
         self._steps_seen += 1
+        self._batches = step.number + 1
 
     def _count_stages(self, step: Step) -> None:
         """Add the stages of a step to the sums."""
@@ -248,8 +254,8 @@ class ProgressTracker:
         args = decode_or_none(self._moment)
         values = (args.get(name) if isinstance(args, dict) else None for name in ("iteration", "epoch", "batch"))
         iteration, epoch, batch = (value if isinstance(value, int) and value >= 0 else None for value in values)
-        if self._steps:
-            batch = max(batch or 0, self._steps[-1].number + 1)
+        if self._steps_seen:
+            batch = max(batch or 0, self._batches)
         # The training thread; before any stage, that with most open slices.
         thread = max(self._threads, key=lambda own: (own.covered_ns, len(own.open)), default=_Thread())
         stages = [

@@ -14,8 +14,7 @@ from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.memory import MemoryTraceHandler
 from tracekit.recording.profiler import Profiler
 from tracekit.storage import is_remote
-from tracekit.view.notebook.recorded import RecordedCell
-from tracekit.view.notebook.timeline import spans_of
+from tracekit.view.notebook.timeline import RecordedCell, spans_of
 
 if TYPE_CHECKING:
     from tracekit.handlers.base import TraceHandler

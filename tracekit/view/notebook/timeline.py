@@ -1,17 +1,16 @@
-"""The timeline of a recorded cell: its slices, and their picture as an SVG that needs nothing else."""
+"""The result of a recorded cell: its timeline as an SVG that needs nothing else, and a table of its markers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.events import Instant, SliceBegin, SliceEnd
-from tracekit.explain.text import duration
-from tracekit.markup import plain
+from tracekit.explain.text import duration, share, table
+from tracekit.markup import html_lines, html_table, plain
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.report.axes import TIMES, axis
-from tracekit.view.report.drawing import cut
-from tracekit.view.report.plot_style import CATEGORIES
+from tracekit.view.report.drawing import CATEGORIES, cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,13 +22,14 @@ _LABEL_WIDTH: Final = 150
 _ROW: Final = 18
 _AXIS: Final = 24
 _MAX_SPANS: Final = 2000
+_MAX_ROWS: Final = 15
+_COLUMNS: Final = ("marker", "count", "total", "mean", "longest", "of the cell")
 _MAX_DEPTH: Final = 12
 _MAX_TRACKS: Final = 24
 _CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A slice with its nesting depth. Times are ns since the epoch; an instant has no duration."""
 
     name: str
@@ -87,6 +87,44 @@ def totals(spans: Sequence[Span]) -> list[MarkerTotal]:
         durations.setdefault(span.name, []).append(span.duration_ns)
     found = [MarkerTotal(name, len(each), sum(each), max(each)) for name, each in durations.items()]
     return sorted(found, key=lambda total: (-total.total_ns, total.name))
+
+
+class RecordedCell:
+    """A recorded cell. Notebooks show it as HTML, terminals as text.
+
+    Args:
+        spans: Its slices; the cell itself is one of them.
+        lost: The number of lost events.
+        file: The trace that was written, if any.
+    """
+
+    def __init__(self, spans: Sequence[Span], *, lost: int = 0, file: str | None = None) -> None:
+        whole_ns = max((span.end_ns for span in spans), default=0) - min((span.start_ns for span in spans), default=0)
+        found = totals(spans)
+        self._spans = spans
+        self._rows = [
+            (
+                total.name,
+                f"{total.count:,}",
+                duration(total.total_ns),
+                duration(total.total_ns / total.count),
+                duration(total.longest_ns),
+                share(total.total_ns / (whole_ns or 1)),
+            )
+            for total in found[:_MAX_ROWS]
+        ]
+        self._notes = [f"{len(found) - _MAX_ROWS:,} more markers took less"] if len(found) > _MAX_ROWS else []
+        if lost:
+            self._notes.append(f"{lost:,} events were lost")
+        if file is not None:
+            self._notes.append(f"the trace is in {file}; look at it with: tracekit open {file}")
+
+    def _repr_html_(self) -> str:
+        picture = timeline_svg(self._spans, "Timeline of the cell")
+        return f"<div>{picture}{html_table('Where the time went', _COLUMNS, self._rows)}{html_lines(self._notes)}</div>"
+
+    def __repr__(self) -> str:
+        return "\n".join([*table(_COLUMNS, self._rows), *self._notes])
 
 
 def timeline_svg(spans: Sequence[Span], title: str) -> str:

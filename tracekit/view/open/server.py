@@ -200,6 +200,7 @@ class OneFileServer:
             "given": json.dumps(given).replace("<", "\\u003c"),
             "other": "" if self.direct_address is None else _OTHER_WAY % html.escape(self.direct_address),
             "handover": (STATIC_FOLDER / "handover.js").read_text("utf-8"),
+            "style": (STATIC_FOLDER / "style.css").read_text("utf-8"),
             "nonce": nonce,
         }
         policy = (

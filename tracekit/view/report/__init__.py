@@ -1,5 +1,1 @@
 """A report on a run as one HTML file that loads nothing."""
-
-from __future__ import annotations
-
-__all__: list[str] = []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 _LOG_TICKS: Final = 5
 _TICKS: Final = 4
@@ -12,38 +11,19 @@ _LEAST: Final = 1e-200
 _MAX_PLAIN: Final = 1e12  # larger numbers have an exponent
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
-    """The units of a quantity, the largest first.
+Units: TypeAlias = tuple[tuple[float, str], ...]
+"""The units of a quantity, the largest first, each with how many of the quantity it is."""
 
-    Attributes:
-        steps: Each with how many of the quantity it is.
-    """
-
-    steps: tuple[tuple[float, str], ...]
-
-    def best(self, value: float) -> tuple[float, str]:
-        """Return the largest unit that a value reaches."""
-        return next((step for step in self.steps if abs(value) >= step[0]), self.steps[-1])
-
-
-TIMES: Final = Units(((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")))
+TIMES: Final[Units] = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 """Of ns."""
-BYTES: Final = Units(((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
-NUMBERS: Final = Units(((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")))
-PERCENTS: Final = Units(((0.01, "%"),))
+BYTES: Final[Units] = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+NUMBERS: Final[Units] = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+PERCENTS: Final[Units] = ((0.01, "%"),)
 """Of a share, 1 being all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A scale.
-
-    Attributes:
-        low, high: Its ends.
-        log: True if equal distances are equal ratios.
-        ticks: The values with marks, and their labels.
-    """
+class Axis(NamedTuple):
+    """A scale: its ends, True if equal distances are equal ratios, and the values with marks and their labels."""
 
     low: float
     high: float
@@ -60,14 +40,7 @@ class Axis:
 
 
 def axis(low: float, high: float, units: Units, *, log: bool = False) -> Axis:
-    """Return a scale that includes two finite values.
-
-    Args:
-        low: The lower one.
-        high: The higher one.
-        units: Their units.
-        log: True for a logarithmic scale, which needs values above 1e-200.
-    """
+    """Return a scale that includes two finite values; a logarithmic one needs values above 1e-200."""
     if log and low >= _LEAST:
         return _log_axis(low, high, units)
     size = max(abs(low), abs(high))
@@ -75,7 +48,7 @@ def axis(low: float, high: float, units: Units, *, log: bool = False) -> Axis:
         low, high = 0.0, 1.0
     elif high - low < size * 1e-9:
         low, high = (0.0, high) if high > 0 else (low, 0.0)
-    factor, unit = units.best(max(abs(low), abs(high)))
+    factor, unit = _best(max(abs(low), abs(high)), units)
     step, values = round_ticks(low / factor, high / factor, _TICKS)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [(value * factor, _tick(value, digits, unit)) for value in values]
@@ -93,14 +66,19 @@ def round_ticks(low: float, high: float, most: int) -> tuple[float, list[float]]
 def words(value: float, units: Units) -> str:
     """Return a value with its unit, with three digits that count."""
     if not value:
-        return f"0{_space(units.steps[-1][1])}{units.steps[-1][1]}"
-    factor, unit = units.best(value * 1.0005)
+        return f"0{_space(units[-1][1])}{units[-1][1]}"
+    factor, unit = _best(value * 1.0005, units)
     number = value / factor
     size = abs(number)
     if size < 0.1 or size >= _MAX_PLAIN:
         return f"{number:.2g}{_space(unit)}{unit}".replace("-", "−")
     digits = 0 if size >= 99.95 or (units is NUMBERS and number.is_integer()) else 1 if size >= 9.995 else 2
     return f"{number:,.{digits}f}{_space(unit)}{unit}".replace("-", "−")
+
+
+def _best(value: float, units: Units) -> tuple[float, str]:
+    """Return the largest unit that a value reaches."""
+    return next((step for step in units if abs(value) >= step[0]), units[-1])
 
 
 def _tick(value: float, digits: int, unit: str) -> str:

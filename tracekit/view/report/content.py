@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from tracekit.explain.text import shortened
 from tracekit.markup import visible
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _LONGEST: Final = 60
 _LONGEST_WHOLE: Final = 300
-_UNFOLDED: Final = 24
+UNFOLDED_ROWS: Final = 24
 _MOST_SPANS: Final = 8
 
 
@@ -47,14 +47,10 @@ Words: TypeAlias = "str | Name | Sequence[str | Name]"
 """A sentence or a cell: tracekit's own words, and names in between."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table.
+class Table(NamedTuple):
+    """A table; the first cell of a row is its heading.
 
     Attributes:
-        caption: The figures.
-        head: The headings of its columns.
-        rows: Its rows; the first cell of each is the row's heading.
         more: The rows that are left out, in words; empty for none.
         text: The columns of words, counted from 1.
     """
@@ -68,36 +64,19 @@ class Table:
     @property
     def folded(self) -> bool:
         """True if it is long, and closed at first."""
-        return len(self.rows) > _UNFOLDED
+        return len(self.rows) > UNFOLDED_ROWS
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A plot.
-
-    Attributes:
-        caption: Its caption.
-        svg: The plot.
-        table: Its numbers; None if another table has them.
-    """
+class Figure(NamedTuple):
+    """A plot as SVG, and a table of its numbers unless another table has them."""
 
     caption: str
     svg: str
     table: Table | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        key: Its anchor.
-        title: Its heading.
-        words: Its paragraphs.
-        figures: Its plots.
-        tables: Its tables.
-        small: True if plots may be next to each other.
-    """
+class Section(NamedTuple):
+    """A part of the page: its anchor, heading, paragraphs, plots (``small``: next to each other) and tables."""
 
     key: str
     title: str
@@ -107,16 +86,8 @@ class Section:
     small: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer at the top of the page.
-
-    Attributes:
-        question: The question.
-        state: "good", "look" (something is to be looked at) or "unknown".
-        words: The answer.
-        key: The section with details.
-    """
+class Answer(NamedTuple):
+    """An answer at the top of the page: "good", "look" (something is to be looked at) or "unknown"; ``key`` has the details."""
 
     question: str
     state: str
@@ -129,14 +100,9 @@ class Answer:
         return {"good": "fine", "look": "look here"}.get(self.state, "not known")
 
 
-def bounded(items: Sequence[object], most: int, word: str) -> str:
-    """Return the sentence on items beyond a number; empty if there are no more."""
-    return more(len(items) - most, word)
-
-
-def more(count: int, word: str) -> str:
-    """Return the sentence on a number of items that are not shown."""
-    return f"and {counted(count, word)} more: see tracekit summary --json" if count > 0 else ""
+def more(count: int, word: str, where: str = ": see tracekit summary --json") -> str:
+    """Return the sentence on a number of items that are not shown; an empty text for 0."""
+    return f"and {counted(count, word)} more{where}" if count > 0 else ""
 
 
 def which_ranks(ranks: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.explain.cells import NAME_HEAD, device_cells, name_rows
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import BYTES, NUMBERS, Units, words
-from tracekit.view.report.content import Figure, Name, Section, Table, bounded, more, which_ranks
+from tracekit.view.report.content import Figure, Name, Section, Table, more, which_ranks
 from tracekit.view.report.plots import Line, line_plot
 from tracekit.wording import counted
 
@@ -28,31 +28,22 @@ _NO_COUNTERS: Final = (
     "No counter was recorded. SystemProfiler(), GPUProfiler() and TorchMemoryProfiler() among the sources record memory and "
     'load; marker.counter({"loss": loss}) anything else.'
 )
-_PER_SECOND: Final = Units(tuple((factor, f"{unit}/s") for factor, unit in BYTES.steps))
-_PERCENT: Final = Units(((1.0, "%"),))
+_PER_SECOND: Final[Units] = tuple((factor, f"{unit}/s") for factor, unit in BYTES)
+_PERCENT: Final[Units] = ((1.0, "%"),)
 
 
 def device_section(report: RunReport) -> Section:
     """Return the section on devices."""
     devices = [(rank.rank, device) for rank in report.summary.ranks for device in rank.devices]
     if not devices:
-        return Section(
-            "devices",
-            "Devices",
-            [_NO_DEVICES],
-        )
+        return Section("devices", "Devices", [_NO_DEVICES])
     rows: list[tuple[str | Name, ...]] = [
         (str(rank), Name(device.name, 32), *device_cells(device)) for rank, device in devices[:_MOST_DEVICES]
     ]
     head = ("rank", "device", "span", "busy", "idle", "compute", "communication", "of it hidden", "copies")
     caption = "How busy each device is; hidden is the part of communication during which kernels compute"
-    return Section(
-        "devices",
-        "Devices",
-        (),
-        (),
-        [Table(caption, head, rows, bounded(devices, _MOST_DEVICES, "device"), text=(1, 2))],
-    )
+    table = Table(caption, head, rows, more(len(devices) - _MOST_DEVICES, "device"), text=(1, 2))
+    return Section("devices", "Devices", tables=[table])
 
 
 def marker_section(report: RunReport) -> Section:
@@ -91,11 +82,7 @@ def counter_section(report: RunReport) -> Section:
     """Return the section on counters."""
     counters = report.counters.counters
     if not counters:
-        return Section(
-            "counters",
-            "Counters",
-            [_NO_COUNTERS],
-        )
+        return Section("counters", "Counters", [_NO_COUNTERS])
     changing = [counter for counter in counters if counter.low < counter.high and len(counter.times) > 1]
     drawn = sorted(
         sorted(changing, key=lambda counter: -counter.values)[:_MOST_PLOTS], key=lambda one: (one.name, one.key)
@@ -116,8 +103,8 @@ def counter_section(report: RunReport) -> Section:
             )
         )
     head = ("counter", "ranks", "values", "least", "most", "last, least", "last, most")
-    left = more(len(counters) - len(rows) + report.counters.others, "counter").partition(":")[0]
-    table = Table("All counters", head, rows, left and f"{left}: open the traces to see them")
+    left = len(counters) - len(rows) + report.counters.others
+    table = Table("All counters", head, rows, more(left, "counter", ": open the traces to see them"))
     said = [] if len(drawn) == len(changing) else [f"Drawn are the {len(drawn)} counters with the most values."]
     return Section("counters", "Counters", said, list(map(_figure, drawn)), [table], small=True)
 
@@ -139,7 +126,7 @@ def _figure(counter: Counter) -> Figure:
     ]
     about = f"every {every:,} points of the plot" if every > 1 else "as plotted"
     table = Table(f"{Name(title).shown}, {about}", ("time", "least", "median" if several else "mean", "most"), rows)
-    return Figure(Name(title).shown, line_plot([line], title=title, units=units), table)
+    return Figure(Name(title).shown, line_plot(line, title=title, units=units), table)
 
 
 def _label(counter: Counter) -> list[str | Name]:

@@ -1,8 +1,7 @@
 """A plot as an SVG that is as wide as the page: shapes are stretched, and text is not.
 
-Positions along the width are percents, those along the height pixels. To the left of 0 is room for labels: the style sheet
-(`tracekit.view.report.plot_style`) gives it. Colours are classes, so that the style sheet can have two of each, and a page can
-forbid style attributes.
+Positions along the width are percents, those along the height pixels. To the left of 0 is room for labels. Colours are classes
+of ``static/plots.css``, which has light and dark ones, so that a page can forbid style attributes.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
     from tracekit.view.report.axes import Axis
 
+# The colours of the style sheet: after Okabe and Ito, lighter. Dark letters can be read on each of them.
+CATEGORIES: Final = ("#7cc0ee", "#f0ac3c", "#55c2a0", "#e3a6cb", "#ece069", "#f1946a", "#8fa9e6", "#c9b18f")
 LINE_PX: Final = 20
 """From a line of text to the next."""
 _MOST_WORDS: Final = 1500
@@ -28,15 +29,12 @@ def cut(text: str, most: int) -> str:
 
 
 class Drawing:
-    """A drawing, from top to bottom.
+    """A drawing, from top to bottom; ``top`` is the position of the next element in pixels.
 
     Args:
         title: The title of the plot.
         about: The description for screen readers.
         wide_labels: True if the labels on the left need more room than a number.
-
-    Attributes:
-        top: The position of the next element, pixels.
     """
 
     def __init__(self, title: str, about: str, *, wide_labels: bool = False) -> None:
@@ -57,16 +55,7 @@ class Drawing:
     def text(
         self, x_percent: float, y: float, words: str, *, anchor: str = "start", kind: str = "", shift: int = 0
     ) -> None:
-        """Write words.
-
-        Args:
-            x_percent: The position along the width.
-            y: The base line.
-            words: The text; it is escaped, and not cut.
-            anchor: The end of the text that is there.
-            kind: Classes.
-            shift: The shift to the right, pixels.
-        """
+        """Write words, escaped and not cut, on the base line ``y``; ``shift`` is in pixels to the right, ``kind`` the classes."""
         class_ = f' class="{kind}"' if kind else ""
         move = f' dx="{shift}"' if shift else ""
         ends = "" if anchor == "start" else f' text-anchor="{anchor}"'
@@ -83,17 +72,7 @@ class Drawing:
         tip: str = "",
         label: str = "",
     ) -> None:
-        """Draw a rectangle.
-
-        Args:
-            x_percent: Its left side.
-            y: Its upper side.
-            width_percent: The width.
-            height: The height.
-            kind: Classes.
-            tip: The tooltip.
-            label: The label; a part that does not fit is cut off.
-        """
+        """Draw a rectangle with a tooltip and a label, which is cut off where it does not fit; ``kind`` is its classes."""
         place = f'x="{_short(x_percent)}%" y="{_short(y)}" width="{_short(width_percent)}%" height="{_short(height)}"'
         tip = f"<title>{plain(tip)}</title>" if tip else ""
         if label:
@@ -105,13 +84,7 @@ class Drawing:
             self._parts.append(f'<rect {place} class="{kind}">{tip}</rect>')
 
     def stretched(self, height: float, width: float, paths: Iterable[tuple[str, str]]) -> None:
-        """Draw paths that are stretched to the whole width, from the top on.
-
-        Args:
-            height: Of the area; also that of the paths' own scale.
-            width: Of the paths' own scale.
-            paths: Classes and data of each; of an empty one nothing is drawn.
-        """
+        """Draw paths (classes and data) of an own scale, which is stretched to the whole width, from the top on."""
         drawn = "".join(f'<path class="{kind}" d="{data}"/>' for kind, data in paths if data)
         self._parts.append(
             f'<svg y="{_short(self.top)}" width="100%" height="{_short(height)}" viewBox="0 0 {_short(width)} {_short(height)}" '
@@ -126,12 +99,7 @@ class Drawing:
             self.text(0, y + 4, label, anchor="end", kind="tk-soft", shift=-8)
 
     def ticks(self, ticks: Sequence[tuple[float, str]], name: str) -> None:
-        """Write the labels of the horizontal scale, and its name below; moves on.
-
-        Args:
-            ticks: Shares of the width, in order, and labels.
-            name: The name of the scale; a word.
-        """
+        """Write the labels of the horizontal scale, each with its share of the width, and its name; moves on."""
         y = self.top + 19
         self.text(0, y, name, anchor="end", kind="tk-soft", shift=-8)
         for share, label in ticks:
@@ -145,11 +113,7 @@ class Drawing:
         self.top += LINE_PX
 
     def legend(self, entries: Iterable[tuple[str, str, str, str]]) -> None:
-        """Write the legend, a line for each entry; moves on.
-
-        Args:
-            entries: For each: the classes, a letter or an empty string, the meaning, and a figure or an empty string.
-        """
+        """Write a line for each entry: its classes, a letter or "", the meaning, and a figure or ""; moves on."""
         for kind, key, label, figure in entries:
             y = self.top + LINE_PX - 6
             shape = (

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tracekit.explain.text import shortened
 from tracekit.view.report.axes import TIMES, Units, round_ticks, words
 from tracekit.view.report.drawing import Drawing, cut
-from tracekit.view.report.plot_style import DIVERGING_LEVELS, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LEVELS: Final = 8
+DIVERGING_LEVELS: Final = 9
+"""The shades of the style sheet: from little to much, and from less over alike to more."""
 MOST_ROWS: Final = 64
 MOST_COLUMNS: Final = 250
 _MOST_TIPS: Final = 1000
@@ -22,11 +24,11 @@ _LEAST: Final = 1e-9
 _LEAST_SHARE: Final = 0.005  # smaller differences between ranks are of no interest
 _BEYOND: Final = 2  # shades beyond the bulk of the values
 
-Cells = list[list[float | None]]
+Cells: TypeAlias = "Sequence[Sequence[float | None]]"
 
 
 def heat_map(
-    values: Sequence[Sequence[float | None]],
+    values: Cells,
     *,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -53,8 +55,9 @@ def heat_map(
         wide_labels: True if the names of rows need more room than a number.
     """
     row_name, column_name = cut(row_name, _MOST_LETTERS), cut(column_name, _MOST_LETTERS)
-    cells, by_rows = _grouped_rows(values)
-    cells, by_columns = _grouped_columns(cells)
+    cells, by_rows = _grouped(values, MOST_ROWS)
+    columns_of_cells, by_columns = _grouped(list(zip(*cells, strict=True)), MOST_COLUMNS)
+    cells = list(zip(*columns_of_cells, strict=True))
     known = sorted(value for row in cells for value in row if value is not None)
     drawing = Drawing(
         title,
@@ -112,20 +115,17 @@ def heat_map(
     return drawing.svg()
 
 
-def _grouped_rows(values: Sequence[Sequence[float | None]]) -> tuple[Cells, int]:
-    size = max(1, -(-len(values) // MOST_ROWS))
-    groups = [values[start : start + size] for start in range(0, len(values), size)]
-    return [[_most(column) for column in zip(*group, strict=True)] for group in groups], size
-
-
-def _grouped_columns(cells: Cells) -> tuple[Cells, int]:
-    size = max(1, -(-len(cells[0]) // MOST_COLUMNS)) if cells else 1
-    return [[_most(row[start : start + size]) for start in range(0, len(row), size)] for row in cells], size
-
-
-def _most(values: Sequence[float | None]) -> float | None:
-    """Return the value that is furthest from 0, which for times is the longest; None of none."""
-    return max((value for value in values if value is not None), key=abs, default=None)
+def _grouped(rows: Cells, most: int) -> tuple[Cells, int]:
+    """Return neighbouring rows as one, with the value that is furthest from 0, and how many rows became one."""
+    size = max(1, -(-len(rows) // most))
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return [
+        [
+            max((value for value in column if value is not None), key=abs, default=None)
+            for column in zip(*group, strict=True)
+        ]
+        for group in groups
+    ], size
 
 
 def _grouping(size: int, name: str) -> str:

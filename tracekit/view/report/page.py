@@ -14,7 +14,6 @@ from tracekit.view.pages import Pages
 from tracekit.view.report.answers import answers
 from tracekit.view.report.content import Name
 from tracekit.view.report.detail_sections import counter_section, device_section, marker_section
-from tracekit.view.report.plot_style import PLOT_CSS
 from tracekit.view.report.timing_sections import rank_section, stage_section, step_section, straggler_section
 from tracekit.view.report.trust_sections import clock_section, file_section, loss_section
 from tracekit.wording import counted
@@ -37,7 +36,8 @@ def report_page(report: RunReport, title: str | None = None) -> str:
         MissingExtraError: Jinja2 is not installed.
     """
     pages = Pages("report", "A report")
-    style = files("tracekit.view.report").joinpath("report.css").read_text(encoding="utf-8") + PLOT_CSS
+    static = files("tracekit.view").joinpath("static")
+    style = "".join(static.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "plots.css"))
     sections = [
         part(report)
         for part in (

@@ -1,4 +1,4 @@
-"""Plots of a run as SVG, for a page of HTML with `PLOT_CSS` in its style sheet.
+"""Plots of a run as SVG, for a page of HTML with ``static/plots.css``.
 
 Pure functions: data in, text out. Every name is escaped and cut, and no plot grows with its data beyond some 300 kB: what
 is too much is put together so that no peak is lost, and the plot says how. All of them work without scripts and without
@@ -8,16 +8,13 @@ style attributes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.step_times import reduced_steps
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import TIMES, Units, axis, round_ticks, words
-from tracekit.view.report.drawing import Drawing, band_path, cut, line_path
-from tracekit.view.report.heat_map import heat_map
-from tracekit.view.report.plot_style import CATEGORIES, PLOT_CSS
+from tracekit.view.report.drawing import CATEGORIES, Drawing, band_path, cut, line_path
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -25,12 +22,9 @@ if TYPE_CHECKING:
 
     from tracekit.explain.step_times import StepPoint
 
-__all__ = ["PLOT_CSS", "Bar", "Line", "heat_map", "line_plot", "stacked_bars", "step_time_plot"]
-
 MOST_POINTS: Final = 300
 """Points of one line; as many as a screen has room for."""
 MOST_BARS: Final = 32
-MOST_LINES: Final = 4
 _HEIGHT: Final = 220
 _WIDE: Final = 1000
 _LOG_FROM: Final = 8
@@ -151,31 +145,21 @@ def _step_ticks(points: Sequence[StepPoint]) -> list[tuple[float, str]]:
     return [((at + 0.5) / len(points), f"{points[at].first:,}") for at in chosen]
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of `stacked_bars`.
-
-    Attributes:
-        label: Its label.
-        parts: One value for each name, 0 if it is missing.
-        rest: The remaining value.
-    """
+class Bar(NamedTuple):
+    """A bar of `stacked_bars`: one time in ns for each name, 0 if it is missing, and the remaining time."""
 
     label: str
     parts: Sequence[float]
     rest: float = 0
 
 
-def stacked_bars(
-    bars: Sequence[Bar], names: Sequence[str], *, title: str, units: Units = TIMES, rest: str = "not recorded"
-) -> str:
+def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest: str = "not recorded") -> str:
     """Draw what sums consist of: a bar each, of parts with a letter and a colour; the legend has the values of the first bar.
 
     Args:
         bars: The bars; the first 32 are drawn.
         names: The parts in order; beyond eight, those with the smallest sums are drawn as one.
         title: The title of the plot.
-        units: The units of the values.
         rest: The name of the rest of a bar.
     """
     shown = bars[:MOST_BARS]
@@ -198,7 +182,7 @@ def stacked_bars(
         parts.append(("tk-others", _LETTERS[len(kept)], f"{counted(others, 'other')}, together", values))
     if any(bar.rest > 0 for bar in shown):
         parts.append(("tk-rest", "", rest, [max(0.0, bar.rest) for bar in shown]))
-    about = f"{first.label}: " + ", ".join(f"{cut(name, 60)} {words(values[0], units)}" for _, _, name, values in parts)
+    about = f"{first.label}: " + ", ".join(f"{cut(name, 60)} {words(values[0], TIMES)}" for _, _, name, values in parts)
     drawing = Drawing(title, about)
     for at, bar in enumerate(shown):
         drawing.text(0, drawing.top + _BAR / 2 + 4, cut(bar.label, 9), anchor="end", kind="tk-soft", shift=-8)
@@ -206,86 +190,63 @@ def stacked_bars(
         for kind, letter, name, values in parts:
             width = 100 * values[at] / whole
             if width > 0:
-                tip = f"{cut(bar.label, 60)}: {cut(name, 120)} {words(values[at], units)}"
+                tip = f"{cut(bar.label, 60)}: {cut(name, 120)} {words(values[at], TIMES)}"
                 drawing.box(
                     x, drawing.top, width, _BAR - 4, kind, tip=tip, label=letter if width > _LETTER_PERCENT else ""
                 )
             x += width
         drawing.top += _BAR
-    scale = axis(0, whole, units)
+    scale = axis(0, whole, TIMES)
     drawing.ticks([(value / whole, label) for value, label in scale.ticks if value <= whole * 1.0001], "time")
     drawing.legend(
-        (kind, letter, cut(name, 120), f"{words(values[0], units)} · {values[0] / total:.1%}")
+        (kind, letter, cut(name, 120), f"{words(values[0], TIMES)} · {values[0] / total:.1%}")
         for kind, letter, name, values in parts
     )
     return drawing.svg()
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line of `line_plot`.
 
     Attributes:
         label: Its label.
-        places: The position of each point along the width, in order.
+        times: The time of each point in ns, in order.
         values: The value there; what is not finite is left out.
         low, high: The least and most there; empty where there is no such band.
     """
 
     label: str
-    places: Sequence[float]
+    times: Sequence[float]
     values: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
 
 
-def line_plot(
-    lines: Sequence[Line], *, title: str, units: Units, across: Units = TIMES, across_name: str = "time"
-) -> str:
-    """Draw values over time, with the band from the least to the most where it is known.
-
-    Args:
-        lines: The lines; the first four are drawn.
-        title: The title of the plot.
-        units: The units of the values.
-        across: Of the places.
-        across_name: The name of the positions; a word.
-    """
-    shown = [line for line in map(_reduced, lines[:MOST_LINES]) if line.places]
-    if not shown:
+def line_plot(given: Line, *, title: str, units: Units) -> str:
+    """Draw values over time, with the band from the least to the most where it is known."""
+    line = _reduced(given)
+    if not line.times:
         return _empty(title, "no value of it can be drawn")
-    places = [place for line in shown for place in (line.places[0], line.places[-1])]
-    low = min(min(line.low) for line in shown)
-    high = max(max(line.high) for line in shown)
+    low, high, start = min(line.low), max(line.high), line.times[0]
     # A scale from 0 shows sizes; without 0, a nearly constant value is not a flat line.
     scale = axis(low if low < 0 or low > 0.8 * high else 0, high, units)
-    start, end = min(places), max(places)
-    length = (end - start) or 1
-    about = "; ".join(
-        f"{cut(line.label, 80)}: from {words(min(line.low), units)} to {words(max(line.high), units)}, "
-        f"{words(line.values[-1], units)} at the end"
-        for line in shown
-    )
+    length = (line.times[-1] - start) or 1
+    about = f"{cut(line.label, 80)}: from {words(low, units)} to {words(high, units)}, {words(line.values[-1], units)} at the end"
     drawing = Drawing(title, about)
     drawing.top = 12
     height = _HEIGHT * 0.7
     drawing.grid(scale, height)
-    paths = []
-    for number, line in enumerate(shown):
-        xs = [_WIDE * (place - start) / length for place in line.places]
-        upper, lower, middle = (
-            [(x, height * (1 - scale.at(value))) for x, value in zip(xs, values, strict=True)]
-            for values in (line.high, line.low, line.values)
-        )
-        paths.append((f"tk-band tk-b{number}", band_path(upper, lower, 4) if upper != lower else ""))
-        paths.append((f"tk-line tk-l{number}", line_path(middle, 8)))
-    drawing.stretched(height, _WIDE, paths)
+    xs = [_WIDE * (time - start) / length for time in line.times]
+    upper, lower, middle = (
+        [(x, height * (1 - scale.at(value))) for x, value in zip(xs, values, strict=True)]
+        for values in (line.high, line.low, line.values)
+    )
+    band = band_path(upper, lower, 4) if upper != lower else ""
+    drawing.stretched(height, _WIDE, [("tk-band", band), ("tk-line", line_path(middle, 8))])
     drawing.top += height
-    time = axis(0, length, across)
-    drawing.ticks([(value / length, label) for value, label in time.ticks if value <= length * 1.0001], across_name)
-    drawing.legend((f"tk-line tk-l{number}", "", cut(line.label, 120), "") for number, line in enumerate(shown))
-    if len(lines) > len(shown):
-        drawing.note(f"and {len(lines) - len(shown):,} more, not drawn")
+    ticks = axis(0, length, TIMES).ticks
+    drawing.ticks([(value / length, label) for value, label in ticks if value <= length * 1.0001], "time")
+    drawing.legend([("tk-line", "", cut(line.label, 120), "")])
     return drawing.svg()
 
 
@@ -294,7 +255,7 @@ def _reduced(line: Line) -> Line:
     lows, highs = line.low or line.values, line.high or line.values
     points = [
         point
-        for point in zip(line.places, line.values, lows, highs, strict=True)
+        for point in zip(line.times, line.values, lows, highs, strict=True)
         if all(abs(value) < _MOST_VALUE for value in point)
     ]
     size = max(1, -(-len(points) // MOST_POINTS))

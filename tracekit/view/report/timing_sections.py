@@ -11,8 +11,9 @@ from tracekit.explain.stragglers_text import negative_sentence, outlier_parts
 from tracekit.explain.text import certainty, duration, share
 from tracekit.view.report.answers import mean_stages
 from tracekit.view.report.axes import PERCENTS
-from tracekit.view.report.content import Figure, Name, Section, Table, bounded, more
-from tracekit.view.report.plots import Bar, heat_map, stacked_bars, step_time_plot
+from tracekit.view.report.content import Figure, Name, Section, Table, more
+from tracekit.view.report.heat_map import heat_map
+from tracekit.view.report.plots import Bar, stacked_bars, step_time_plot
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -66,29 +67,21 @@ def rank_section(report: RunReport) -> Section:
     timed = report.summary.timed
     if not timed:
         return Section("ranks", title, [_NO_STEPS])
-    figures = [
-        Figure(
-            "Time of each step on each rank",
-            heat_map(
-                report.grid.longest_ns,
-                rows=[f"{rank:,}" for rank in report.grid.ranks],
-                columns=[
-                    f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in report.grid.columns
-                ],
-                row_name="rank",
-                column_name="step",
-                title="Time of each step on each rank",
-                about=f"{counted(len(timed), 'rank')}; the table below has the figures of each rank.",
-            ),
+    figures = []
+    if len(timed) > 1:
+        columns = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in report.grid.columns]
+        steps = heat_map(
+            report.grid.longest_ns,
+            rows=[f"{rank:,}" for rank in report.grid.ranks],
+            columns=columns,
+            row_name="rank",
+            column_name="step",
+            title="Time of each step on each rank",
+            about=f"{counted(len(timed), 'rank')}; the table below has the figures of each rank.",
         )
-    ]
-    if len(timed) > 1 and any(rank.stages for rank in timed):
-        figures.append(_stages_of_ranks(timed))
-    return Section("ranks", title, [], figures, [rank_table(report)])
-
-
-def rank_table(report: RunReport) -> Table:
-    """Return the step times of the ranks with the longest steps."""
+        figures.append(Figure("Time of each step on each rank", steps))
+        if any(rank.stages for rank in timed):
+            figures.append(_stages_of_ranks(timed))
     rows = [
         (
             str(rank.rank),
@@ -99,8 +92,12 @@ def rank_table(report: RunReport) -> Table:
         for rank in report.summary.longest_timed(_MOST_RANK_ROWS)
     ]
     head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "waiting for data", "in no marker")
-    left = bounded(report.summary.timed, _MOST_RANK_ROWS, "rank")
-    return Table("Step times of each rank", head, rows, left and f"{left}. These are the ranks with the longest steps.")
+    left = more(
+        len(timed) - _MOST_RANK_ROWS,
+        "rank",
+        ": see tracekit summary --json. These are the ranks with the longest steps.",
+    )
+    return Section("ranks", title, [], figures, [Table("Step times of each rank", head, rows, left)])
 
 
 def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
@@ -229,7 +226,7 @@ def straggler_section(report: RunReport) -> Section:
                 "Slow ranks",
                 head,
                 rows,
-                bounded(found.stragglers, _MOST_STRAGGLERS, "case"),
+                more(len(found.stragglers) - _MOST_STRAGGLERS, "case"),
                 text=(1, 2),
             )
         )
@@ -261,4 +258,4 @@ def _collectives(found: CollectiveReport) -> Table:
     members = sorted(found.members, key=lambda one: (-one.mean_late_ns, one.rank))[:_MOST_MEMBERS]
     rows = [(str(one.rank), *member_cells(one)) for one in sorted(members, key=lambda one: one.rank)]
     head = ("rank", "collectives", "wait", "transfer", "came last", "later than median")
-    return Table(spread_words(found), head, rows, bounded(found.members, _MOST_MEMBERS, "rank"))
+    return Table(spread_words(found), head, rows, more(len(found.members) - _MOST_MEMBERS, "rank"))

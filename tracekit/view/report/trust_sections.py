@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.explain.text import duration
 from tracekit.formats.losses import CUT, FAILED
 from tracekit.storage import common_folder
-from tracekit.view.report.content import Name, Section, Table, bounded
+from tracekit.view.report.content import Name, Section, Table, more
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -66,11 +66,9 @@ def clock_section(report: RunReport) -> Section:
         for row in sorted(ordered, key=lambda row: row.rank)
     ]
     head = ("rank", "host", "aligned", "by", "offset", "error", "drift", "clock set", "in words")
-    left = bounded(clocks.rows, _MOST_ROWS, "rank").partition(":")[0]
-    more = left and f"{left}. These are the least certain ones."
-    return Section(
-        "clocks", "Clocks", words, (), [Table("The clock of each rank", head, rows, more, text=(1, 2, 3, 4, 9))]
-    )
+    left = more(len(clocks.rows) - _MOST_ROWS, "rank", ". These are the least certain ones.")
+    table = Table("The clock of each rank", head, rows, left, text=(1, 2, 3, 4, 9))
+    return Section("clocks", "Clocks", words, tables=[table])
 
 
 def loss_section(report: RunReport) -> Section:
@@ -98,34 +96,27 @@ def loss_section(report: RunReport) -> Section:
             for loss in losses.recording[:_MOST_ROWS]
         ]
         head = ("rank", "what", "why, in the words of the trace", "how many", "file")
-        left = bounded(losses.recording, _MOST_ROWS, "line")
-        tables.append(Table("Lost while recording", head, rows, left.partition(":")[0], text=(1, 2, 3, 4, 5)))
+        left = more(len(losses.recording) - _MOST_ROWS, "line", "")
+        tables.append(Table("Lost while recording", head, rows, left, text=(1, 2, 3, 4, 5)))
     if losses.reading:
         damage = [
             (Name(loss.path.removeprefix(folder)), loss.kind.replace("_", " "), f"{loss.count:,}")
             for loss in losses.reading[:_MOST_ROWS]
         ]
-        left = bounded(losses.reading, _MOST_ROWS, "line")
-        tables.append(
-            Table("Could not be read", ("file", "what", "places"), damage, left.partition(":")[0], text=(1, 2))
-        )
+        left = more(len(losses.reading) - _MOST_ROWS, "line", "")
+        tables.append(Table("Could not be read", ("file", "what", "places"), damage, left, text=(1, 2)))
     return Section("losses", "What was lost", words, (), tables)
 
 
 def file_section(report: RunReport) -> Section:
     """Return the section on files."""
     files, folder = report.summary.files, _folder(report)
-    notes = [Name(f"Note: {note}", 300, stands_out=False) for note in report.summary.notes[:_MOST_NOTES]]
-    if len(report.summary.notes) > _MOST_NOTES:
-        notes.append(
-            Name(
-                f"and {counted(len(report.summary.notes) - _MOST_NOTES, 'note')} more: see tracekit summary",
-                stands_out=False,
-            )
-        )
+    notes = [f"Note: {note}" for note in report.summary.notes[:_MOST_NOTES]]
+    notes += filter(None, [more(len(report.summary.notes) - _MOST_NOTES, "note", ": see tracekit summary")])
+    words = [Name(note, 300, stands_out=False) for note in notes]
     rows = [(Name(one.file.removeprefix(folder), 100), f"{one.events:,}") for one in files[:_MOST_FILES]]
-    table = Table("Files", ("file", "events"), rows, bounded(files, _MOST_FILES, "file"))
-    return Section("files", "What was read", notes, (), [table])
+    table = Table("Files", ("file", "events"), rows, more(len(files) - _MOST_FILES, "file"))
+    return Section("files", "What was read", words, (), [table])
 
 
 def _folder(report: RunReport) -> str:

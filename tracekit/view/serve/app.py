@@ -24,9 +24,9 @@ from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.size import BROWSER_LIMIT_BYTES
 from tracekit.view.open.ui import fragment
 from tracekit.view.pages import Pages
-from tracekit.view.report.plot_style import PLOT_CSS
+from tracekit.view.report.content import UNFOLDED_ROWS
 from tracekit.view.serve.run_list import ORDERS, RunQuery, list_runs
-from tracekit.view.serve.security import MAX_FORM_BYTES, ClientTimeoutError, SecurityMiddleware
+from tracekit.view.serve.security import ClientTimeoutError, SecurityMiddleware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,7 @@ class _Application:
             symbols=_SYMBOLS,
             may_capture=service.may_capture,
             ui=service.ui,
+            unfolded_rows=UNFOLDED_ROWS,
         )
         self._style = (STATIC_FOLDER / "style.css").read_bytes()
 
@@ -86,7 +87,6 @@ class _Application:
             Route(f"{run}/trace", self._trace, methods=both),
             Route(f"{run}/trace/merged.json.gz", self._file),
             Route(_SIGN_IN, self._sign_in, methods=both),
-            Route("/static/plots.css", lambda _: Response(PLOT_CSS, media_type="text/css")),
         ]
         if self._service.may_capture:
             routes += [
@@ -291,12 +291,8 @@ def _digest(content: bytes) -> str:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    data = b""
-    async for piece in request.stream():
-        data += piece
-        if len(data) > MAX_FORM_BYTES:
-            raise HTTPException(413)
-    fields = parse_qs(data.decode("latin-1"), keep_blank_values=True, max_num_fields=16)
+    # `SecurityMiddleware` has limited its length.
+    fields = parse_qs((await request.body()).decode("latin-1"), keep_blank_values=True, max_num_fields=16)
     return {name: values[-1] for name, values in fields.items()}
 
 

@@ -6,8 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
@@ -17,8 +18,6 @@ from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tracekit.capture.documents import RankStatus
 
 RUNNING: Final = "running"
@@ -56,22 +55,15 @@ class ListeningRun:
 def listening_runs(root: Path) -> list[ListeningRun]:
     """Return the runs with a control folder at or below a folder; links are not followed."""
     found = []
-    folders = deque([(root, 0)])
-    seen = 0
-    while folders and seen < _MAX_FOLDERS:
-        folder, depth = folders.popleft()
-        seen += 1
-        with contextlib.suppress(OSError):
-            run = _listening_run(folder) if folder.name == RANKS and folder != root else None
-            if run is not None:
-                found.append(run)
-                continue
-            with os.scandir(folder) as entries:
-                folders.extend(
-                    (folder / entry.name, depth + 1)
-                    for entry in entries
-                    if depth < _MAX_DEPTH and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-                )
+    for place, folders, _ in islice(os.walk(root), _MAX_FOLDERS):
+        depth = len(Path(place).relative_to(root).parts)
+        folders[:] = [name for name in folders if not name.startswith(".")] if depth < _MAX_DEPTH else []
+        if RANKS in folders:
+            with contextlib.suppress(OSError):
+                run = _listening_run(Path(place, RANKS))
+                if run is not None:
+                    folders.remove(RANKS)
+                    found.append(run)
     return found
 
 

@@ -191,6 +191,7 @@ class Catalog:
 
     def _name(self, folder: str, run_id: str, *, unique: bool = True) -> str:
         inside = folder[len(self._root) :].strip("/") if folder.startswith(self._root) else ""
+        inside = inside.replace("/plugins/profile/", "/")  # the folders that JAX makes in that of a run
         return f"{inside} · {run_id}" if inside and not unique else inside or run_id.strip() or "(unnamed)"
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.diff import diff_traces
 from tracekit.explain.diff_text import diff_lines
 from tracekit.explain.run_report import report_run
 from tracekit.explain.stragglers_text import outlier_parts, sentence, straggler_parts
 from tracekit.view.report.detail_sections import device_section, marker_section
-from tracekit.view.report.timing_sections import rank_table, stage_section, step_section
+from tracekit.view.report.timing_sections import rank_section, stage_section, step_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,17 +22,8 @@ _MOST_ROWS: Final = 20
 _MOST_STRAGGLERS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """The content of a page about a run.
-
-    Attributes:
-        sentences: The answer, the most important sentence first.
-        figures: Plots, as in a report.
-        tables: Tables, as in a report.
-        notes: Notes for the reader.
-        steps: The last known step; None without steps.
-    """
+class Explained(NamedTuple):
+    """The content of a page about a run: sentences, the most important first; figures and tables of a report; the last step."""
 
     sentences: tuple[str, ...]
     figures: tuple[Figure, ...]
@@ -53,16 +43,12 @@ def explain(inputs: Sequence[str], *, progress: Callable[[float, str], None]) ->
         TracekitError: The traces cannot be read.
     """
     run = report_run(inputs, progress=progress)
-    summary, stragglers = run.summary, run.stragglers
-    sections = [step_section(run), stage_section(run), device_section(run), marker_section(run)]
+    sections = [part(run) for part in (step_section, rank_section, stage_section, device_section, marker_section)]
     return Explained(
-        sentences=(*_sentences(summary, stragglers),),
+        sentences=tuple(_sentences(run.summary, run.stragglers)),
         figures=tuple(figure for section in sections for figure in section.figures),
-        tables=(
-            *([rank_table(run)] if summary.timed else ()),
-            *(table for section in sections for table in section.tables),
-        ),
-        notes=(*dict.fromkeys((*summary.notes, *stragglers.notes)),),
+        tables=tuple(table for section in sections for table in section.tables),
+        notes=tuple(dict.fromkeys((*run.summary.notes, *run.stragglers.notes))),
         steps=run.points[-1].last if run.points else None,
     )
 
@@ -78,7 +64,7 @@ def compare(first: Sequence[str], second: Sequence[str], *, progress: Callable[[
     Raises:
         TracekitError: The traces cannot be read.
     """
-    return (*diff_lines(diff_traces(list(first), list(second), progress=progress), _MOST_ROWS),)
+    return tuple(diff_lines(diff_traces(list(first), list(second), progress=progress), _MOST_ROWS))
 
 
 def _sentences(summary: TraceSummary, report: StragglerReport) -> Iterator[str]:

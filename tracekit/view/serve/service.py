@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import TracekitError
 from tracekit.explain.step_times import StepSeries, step_points
@@ -43,8 +42,7 @@ _MAX_TRACK: Final = 200
 _MIN_SLOWER: Final = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class MergedTrace:
+class MergedTrace(NamedTuple):
     """The merged trace of a run or a capture, or the state of its merge.
 
     Attributes:

@@ -31,11 +31,13 @@ async function renew() {
   main.dataset.refresh = fresh.dataset.refresh ?? '';
 }
 
-// Where the keyboard was, and how far a table was scrolled, stays.
+// Where the keyboard was, how far a table was scrolled, and what is unfolded, stays.
 function show(fresh) {
   const at = main.contains(document.activeElement) && document.activeElement !== main ? known(document.activeElement) : null;
   const scrolled = [...main.querySelectorAll('.scroll')].map((part) => part.scrollLeft);
+  const unfolded = new Map([...main.querySelectorAll('summary')].map((words) => [words.textContent, words.parentElement.open]));
   main.replaceChildren(...fresh.childNodes);
+  main.querySelectorAll('summary').forEach((words) => { words.parentElement.open = unfolded.get(words.textContent) ?? words.parentElement.open; });
   main.querySelectorAll('.scroll').forEach((part, number) => { part.scrollLeft = scrolled[number] ?? 0; });
   if (at) [...main.querySelectorAll('a, button, [tabindex]')].find((place) => known(place) === at)?.focus({preventScroll: true});
   document.dispatchEvent(new Event('renewed'));
