@@ -35,6 +35,9 @@ class Table(Protocol):
     def columns(self, sql: str) -> Mapping[str, Any]:
         """Return the columns of a statement's result as arrays of numpy."""
 
+    def derive(self, name: str, sql: str, *, of: Sequence[str] = (), args: bool = False) -> None:
+        """Create a table; see `RunDatabase.derive`."""
+
 
 class GPUTime(Result, frozen=True, kw_only=True):
     """The time of one GPU from its first activity to the end of its last.
@@ -244,43 +247,37 @@ def explain_gpu(table: Table) -> GPUReport:
     Args:
         table: The event table.
     """
-    gpus = gpu_times(table)
     return GPUReport(
-        gpus=gpus,
+        gpus=gpu_times(table),
         streams=_structs(Stream, table, _STREAMS),
         kernels=_structs(Kernel, table, _KERNELS),
         launches=_structs(Launches, table, _LAUNCHES),
         copies=_structs(Copies, table, _COPIES),
-        memory=_structs(Memory, table, _MEMORY),
-        collectives=_structs(Collectives, table, _COLLECTIVES),
+        memory=_structs(Memory, table, _MEMORY, args=True),
+        collectives=_structs(Collectives, table, _COLLECTIVES, args=True),
     )
 
 
 def gpu_times(table: Table) -> list[GPUTime]:
-    """Return the time of each GPU. This creates the table of activities."""
-    table.run(_ACTIVITIES.format(categories=GPU_ACTIVITIES))
-    return [_gpu_time(table, gpu) for gpu in _gpus(table)]
+    """Return the time of each GPU."""
+    return gpu_times_and_gaps(table, 0)[0]
 
 
-def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
-    """Return the longest idle times: rank, device, start and length in ns, and the names of the activities around.
+def gpu_times_and_gaps(table: Table, most: int) -> tuple[list[GPUTime], list[tuple[Any, ...]]]:
+    """Return the time of each GPU, and the longest idle times: rank, device, start and length in ns, and the names around.
 
     Args:
-        table: The event table, with the table of activities.
-        most: The maximum number for each device.
+        table: The event table.
+        most: The maximum number of idle times of each GPU.
     """
-    found: list[str] = []
-    for gpu in _gpus(table):
-        busy = _Busy()
-        longest: list[tuple[int, ...]] = []  # minus the length, start, and file and id of the activity after it
-        for piece in _activities(table, gpu, "file, id"):
-            starts, until = piece["start_ns"], busy.add(piece["start_ns"], piece["end_ns"])
-            at = np.flatnonzero((until > _NEVER) & (starts > until))
-            at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
-            columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
-            longest += zip(*(values.tolist() for values in columns), strict=True)
-        found += [str(gap[1:]) for gap in sorted(longest, key=itemgetter(0))[:most]]
-    return list(table.run(_GAPS.format(gaps=", ".join(found)))) if found else []
+    table.derive("gpu_activity", _ACTIVITIES.format(categories=GPU_ACTIVITIES))
+    times: list[GPUTime] = []
+    gaps: list[str] = []
+    for gpu in (_GPU(*row) for row in table.run(_GPUS)):
+        time, longest = _gpu_time(table, gpu, most)
+        times.append(time)
+        gaps += [str(gap[1:]) for gap in longest]
+    return times, list(table.run(_GAPS.format(gaps=", ".join(gaps)))) if gaps else []
 
 
 class _GPU(NamedTuple):
@@ -292,17 +289,13 @@ class _GPU(NamedTuple):
     last_ns: int  # that of the last
 
 
-def _gpus(table: Table) -> list[_GPU]:
-    return [_GPU(*row) for row in table.run(_GPUS)]
-
-
-def _activities(table: Table, gpu: _GPU, columns: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the times of the activities of a GPU and other columns, in order, as arrays of about `_PIECE` rows."""
+def _activities(table: Table, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
+    """Yield the activities of a GPU in order, as arrays of about `_PIECE` rows."""
     pieces = -(-gpu.activities // _PIECE)
     edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
     rank = "NULL" if gpu.rank is None else gpu.rank
     for first, end in pairwise(edges):
-        yield table.columns(_OF_GPU.format(columns=columns, rank=rank, device=gpu.device, first=first, end=end))
+        yield table.columns(_OF_GPU.format(rank=rank, device=gpu.device, first=first, end=end))
 
 
 class _Busy:
@@ -325,10 +318,12 @@ class _Busy:
         return until[:-1]
 
 
-def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
+def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[int, ...]]]:
+    """Return the time of a GPU, and its longest idle times: minus the length, start, and file and id of the activity after it."""
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
     host_bound_ns = 0
-    for piece in _activities(table, gpu, _CALLS_AND_TYPES):
+    gaps: list[tuple[int, ...]] = []
+    for piece in _activities(table, gpu):
         starts, ends = piece["start_ns"], piece["end_ns"]
         computes, communicates = piece["computes"], piece["communicates"]
         of_kernels = computes | communicates
@@ -340,10 +335,15 @@ def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
             (memory, ~of_kernels),
         ):
             busy.add(starts[chosen], ends[chosen])
-        waits = (until > _NEVER) & (starts > until) & (piece["call_ns"] > until)
+        idle = (until > _NEVER) & (starts > until)
+        waits = idle & (piece["call_ns"] > until)
         host_bound_ns += int((starts[waits] - until[waits]).sum())
+        at = np.flatnonzero(idle)
+        at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
+        columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
+        gaps += zip(*(values.tolist() for values in columns), strict=True)
     span_ns = every.until_ns - gpu.first_ns
-    return GPUTime(
+    time = GPUTime(
         rank=gpu.rank,
         device=gpu.device,
         name=gpu.name or f"GPU {gpu.device}",
@@ -356,19 +356,24 @@ def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
         idle_ns=span_ns - every.total_ns,
         host_bound_ns=host_bound_ns,
     )
+    return time, sorted(gaps, key=itemgetter(0))[:most]
 
 
-def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
-    return [kind(**dict(zip(kind.fields(), row, strict=True))) for row in table.run(sql)]
+def _structs(kind: type[_Row], table: Table, sql: str, *, args: bool = False) -> list[_Row]:
+    """Return the rows of a query about activities, whose columns have the order of the fields."""
+    fields, name = kind.fields(), f"gpu_{kind.__name__.lower()}"
+    columns = ", ".join(f'"{field}"' for field in fields)  # one of them is a word of SQL
+    table.derive(name, f"FROM ({sql}) found({columns})", of=("gpu_activity",), args=args)
+    return [kind(**dict(zip(fields, row, strict=True))) for row in table.run(f"FROM {name}")]
 
 
 # The pattern is matched once for each name, which takes half as long as for each activity. A materialized CTE would hold all
 # columns of the events.
 # An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
 _ACTIVITIES: Final = """
-CREATE OR REPLACE TEMP VIEW device_event AS SELECT * FROM events WHERE phase = 'X' AND category IN {categories};
-CREATE OR REPLACE TEMP TABLE gpu_activity AS
-WITH device_name AS (
+WITH device_event AS NOT MATERIALIZED (
+    SELECT * FROM events WHERE phase = 'X' AND category IN {categories}
+), device_name AS (
     SELECT name, regexp_matches(name,
         'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') AS communicates
     FROM (SELECT DISTINCT name FROM device_event)
@@ -393,12 +398,10 @@ _GPUS: Final = """
 SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device
 ORDER BY rank, device"""
 
-# An activity without a known launch has the least time.
-_CALLS_AND_TYPES: Final = f"""coalesce(call_ns, {_NEVER}) AS call_ns, type = 'compute' AS computes,
-    type = 'communication' AS communicates"""
-
+# An activity without a known launch has the time `_NEVER`.
 _OF_GPU: Final = """
-SELECT start_ns, end_ns, {columns} FROM gpu_activity
+SELECT start_ns, end_ns, coalesce(call_ns, -1 - 9223372036854775807) AS call_ns, type = 'compute' AS computes,
+    type = 'communication' AS communicates, file, id FROM gpu_activity
 WHERE rank IS NOT DISTINCT FROM {rank} AND device = {device} AND start_ns >= {first} AND start_ns < {end}
 ORDER BY start_ns, end_ns, id"""
 
@@ -498,10 +501,10 @@ FROM gpu_activity WHERE type = 'memory' GROUP BY rank, device, direction ORDER B
 # The device types of torch: 0 is the CPU. Its allocator has no reserve.
 _MEMORY: Final = """
 WITH change AS (
-    SELECT rank, start_ns, (args->>'Bytes')::BIGINT AS bytes, (args->>'Total Allocated')::BIGINT AS allocated_bytes,
-        (args->>'Total Reserved')::BIGINT AS reserved_bytes, (args->>'Device Type')::INTEGER AS device_type,
-        (args->>'Device Id')::INTEGER AS device
-    FROM events WHERE name = '[memory]' AND args IS NOT NULL
+    SELECT rank, start_ns, (a.args->>'Bytes')::BIGINT AS bytes, (a.args->>'Total Allocated')::BIGINT AS allocated_bytes,
+        (a.args->>'Total Reserved')::BIGINT AS reserved_bytes, (a.args->>'Device Type')::INTEGER AS device_type,
+        (a.args->>'Device Id')::INTEGER AS device
+    FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args a USING (file, id)
 )
 SELECT rank, CASE WHEN device_type = 0 THEN -1 ELSE device END AS device, count(*) FILTER (bytes > 0),
     coalesce(sum(bytes) FILTER (bytes > 0), 0)::BIGINT, max(allocated_bytes), max(reserved_bytes) FILTER (device_type <> 0),

@@ -44,7 +44,6 @@ WHERE s.phase = 'X' AND s.kind IN ('frame', 'step') AND (s.label <> 0 OR s.categ
 UNION ALL SELECT file, id FROM around_steps"""
 
 _SLICES: Final = """
-CREATE TEMP TABLE stage_slice AS
 SELECT s.rank, s.pid AS process, hash(s.pid, s.tid) AS thread,
     s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
     s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
@@ -154,8 +153,7 @@ class _Thread:
 def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
-    database.run(_FRAMES)
-    database.run(_SLICES)
+    database.derive("stage_slice", _SLICES, before=[_FRAMES], of=["label"])
     names = dict(database.run(_THREADS))
     trains = {
         (rank, process)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.event_table import EventTable
 from tracekit.explain import gpu as gpu_module
-from tracekit.explain.gpu import Copies, GPUReport, explain_gpu, gpu_gaps, gpu_times
+from tracekit.explain.gpu import Copies, GPUReport, explain_gpu, gpu_times_and_gaps
 from tracekit.explain.gpu_text import gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -215,8 +215,7 @@ def test_longest_gaps_are_those_between_the_busy_moments(
         _activity(table, kind, start_ns, start_ns + length_ns + 1)
         busy.update(range(start_ns, start_ns + length_ns + 1))
     with mock.patch.object(gpu_module, "_PIECE", piece):
-        gpu_times(table)
-        found = [length for _, _, _, length, _, _ in gpu_gaps(table, most)]
+        found = [length for _, _, _, length, _, _ in gpu_times_and_gaps(table, most)[1]]
     ordered = sorted(busy)
     gaps = [after - before - 1 for before, after in pairwise(ordered) if after - before > 1]
     assert sorted(found) == sorted(sorted(gaps, reverse=True)[:most])
