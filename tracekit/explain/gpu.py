@@ -1,5 +1,7 @@
 """Split the time of the GPUs: idle time and its causes, kernels by type, launches, copies and memory.
 
+An idle time in which torch.profiler paused, as between the windows of its schedule, does not count.
+
 All figures come from the event table. They use the definitions of HolisticTraceAnalysis where it has one, and
 say so where they differ. A GPU is idle while none of its streams has an activity; an activity is a kernel, a copy or a fill.
 """
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from tracekit.explain.arrays import np
 from tracekit.explain.results import Result
-from tracekit.formats.kineto import GPU_ACTIVITIES
+from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +42,7 @@ class Table(Protocol):
 
 
 class GPUTime(Result, frozen=True, kw_only=True):
-    """The time of one GPU from its first activity to the end of its last.
+    """The time of one GPU from its first activity to the end of its last, without pauses of the profiler.
 
     ``compute_ns`` and ``communication_ns`` overlap by ``hidden_ns``; copies and fills may overlap both.
 
@@ -48,7 +50,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
         rank: Its rank.
         device: Its index.
         name: The name of its process in the trace, such as "GPU 0".
-        span_ns: From the start of the first activity to the end of the last.
+        span_ns: From the start of the first activity to the end of the last, without pauses.
         busy_ns: Time with any activity.
         compute_ns: Time with a kernel that computes.
         communication_ns: Time with a kernel that communicates.
@@ -56,6 +58,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
         memory_ns: Time with a copy or a fill.
         idle_ns: Time without any activity.
         host_bound_ns: The part of ``idle_ns`` that ends with an activity launched after the GPU went idle.
+        host_communication_ns: The part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective.
     """
 
     rank: int | None
@@ -69,10 +72,11 @@ class GPUTime(Result, frozen=True, kw_only=True):
     memory_ns: int
     idle_ns: int
     host_bound_ns: int
+    host_communication_ns: int
 
 
 class Stream(Result, frozen=True, kw_only=True):
-    """The idle time of one stream, between its first activity and its last.
+    """The idle time of one stream, between its first activity and its last, without pauses of the profiler.
 
     A gap before an activity has one cause. HolisticTraceAnalysis calls the last two kinds together "kernel wait" and "other".
 
@@ -270,7 +274,10 @@ def gpu_times_and_gaps(table: Table, most: int) -> tuple[list[GPUTime], list[tup
         table: The event table.
         most: The maximum number of idle times of each GPU.
     """
-    table.derive("gpu_activity", _ACTIVITIES.format(categories=GPU_ACTIVITIES))
+    table.derive("gpu_activity", _ACTIVITIES.format(activities=GPU_ACTIVITIES, calls=RUNTIME_CALLS))
+    table.derive("profiler_pause", _PAUSES)
+    others = ("python_function", "Trace", *GPU_ACTIVITIES, *GPU_SHADOWS)
+    table.derive("cpu_collective", _CPU_COLLECTIVES.format(collective=COLLECTIVE_NAMES, others=others))
     times: list[GPUTime] = []
     gaps: list[str] = []
     for gpu in (_GPU(*row) for row in table.run(_GPUS)):
@@ -293,9 +300,12 @@ def _activities(table: Table, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
     """Yield the activities of a GPU in order, as arrays of about `_PIECE` rows."""
     pieces = -(-gpu.activities // _PIECE)
     edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
-    rank = "NULL" if gpu.rank is None else gpu.rank
     for first, end in pairwise(edges):
-        yield table.columns(_OF_GPU.format(rank=rank, device=gpu.device, first=first, end=end))
+        yield table.columns(_OF_GPU.format(rank=_literal(gpu.rank), device=gpu.device, first=first, end=end))
+
+
+def _literal(rank: int | None) -> str:
+    return "NULL" if rank is None else str(rank)
 
 
 class _Busy:
@@ -318,10 +328,35 @@ class _Busy:
         return until[:-1]
 
 
+class _Cover:
+    """The time with one of some ranges, in order of their starts, up to any time."""
+
+    def __init__(self, starts: Ints, ends: Ints) -> None:
+        busy = _Busy()
+        until = busy.add(starts, ends)
+        begins = starts > until
+        self._starts = starts[begins]
+        self._lengths = np.append(until[begins][1:], busy.until_ns)[: len(self._starts)] - self._starts
+        self._before = np.cumsum(self._lengths) - self._lengths
+
+    def until(self, times: Ints) -> Ints:
+        """Return the time with a range before each time."""
+        if not len(self._starts):
+            return np.zeros_like(times)
+        at = np.searchsorted(self._starts, times, side="right") - 1
+        known = np.maximum(at, 0)
+        covered = self._before[known] + np.minimum(times - self._starts[known], self._lengths[known])
+        return np.where(at < 0, 0, covered)
+
+
 def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[int, ...]]]:
     """Return the time of a GPU, and its longest idle times: minus the length, start, and file and id of the activity after it."""
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
-    host_bound_ns = 0
+    pause_ns = host_bound_ns = host_communication_ns = 0
+    pauses, exchange = (
+        _Cover(*table.columns(_OF_RANK.format(table=name, rank=_literal(gpu.rank))).values())
+        for name in ("profiler_pause", "cpu_collective")
+    )
     gaps: list[tuple[int, ...]] = []
     for piece in _activities(table, gpu):
         starts, ends = piece["start_ns"], piece["end_ns"]
@@ -336,13 +371,17 @@ def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[i
         ):
             busy.add(starts[chosen], ends[chosen])
         idle = (until > _NEVER) & (starts > until)
+        pausing = idle & (pauses.until(starts) > pauses.until(until))
+        pause_ns += int((starts[pausing] - until[pausing]).sum())
+        idle &= ~pausing
         waits = idle & (piece["call_ns"] > until)
         host_bound_ns += int((starts[waits] - until[waits]).sum())
+        host_communication_ns += int((exchange.until(starts[waits]) - exchange.until(until[waits])).sum())
         at = np.flatnonzero(idle)
         at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
         columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
         gaps += zip(*(values.tolist() for values in columns), strict=True)
-    span_ns = every.until_ns - gpu.first_ns
+    span_ns = every.until_ns - gpu.first_ns - pause_ns
     time = GPUTime(
         rank=gpu.rank,
         device=gpu.device,
@@ -355,6 +394,7 @@ def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[i
         memory_ns=memory.total_ns,
         idle_ns=span_ns - every.total_ns,
         host_bound_ns=host_bound_ns,
+        host_communication_ns=host_communication_ns,
     )
     return time, sorted(gaps, key=itemgetter(0))[:most]
 
@@ -363,7 +403,7 @@ def _structs(kind: type[_Row], table: Table, sql: str, *, args: bool = False) ->
     """Return the rows of a query about activities, whose columns have the order of the fields."""
     fields, name = kind.fields(), f"gpu_{kind.__name__.lower()}"
     columns = ", ".join(f'"{field}"' for field in fields)  # one of them is a word of SQL
-    table.derive(name, f"FROM ({sql}) found({columns})", of=("gpu_activity",), args=args)
+    table.derive(name, f"FROM ({sql}) found({columns})", of=("gpu_activity", "profiler_pause"), args=args)
     return [kind(**dict(zip(fields, row, strict=True))) for row in table.run(f"FROM {name}")]
 
 
@@ -372,7 +412,7 @@ def _structs(kind: type[_Row], table: Table, sql: str, *, args: bool = False) ->
 # An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
 _ACTIVITIES: Final = """
 WITH device_event AS NOT MATERIALIZED (
-    SELECT * FROM events WHERE phase = 'X' AND category IN {categories}
+    SELECT * FROM events WHERE phase = 'X' AND category IN {activities}
 ), device_name AS (
     SELECT name, regexp_matches(name,
         'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') AS communicates
@@ -387,12 +427,31 @@ WITH device_event AS NOT MATERIALIZED (
 ), call AS (
     SELECT file, rank, correlation, max(start_ns) AS call_ns, max(start_ns + coalesce(duration_ns, 0)) AS called_ns
     FROM events
-    WHERE category IN ('cuda_runtime', 'cuda_driver', 'Runtime', 'mtia_runtime', 'xpu_runtime')
+    WHERE category IN {calls}
         AND phase = 'X' AND correlation IS NOT NULL
     GROUP BY file, rank, correlation
 )
 SELECT a.*, c.call_ns, c.called_ns FROM activity a
 LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
+
+# Functions of Python and shadows enclose or copy the slices that exchange data.
+_CPU_COLLECTIVES: Final = """
+SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events JOIN (
+    SELECT name FROM (SELECT DISTINCT name FROM events WHERE phase IN ('X', 'b'))
+    WHERE regexp_matches(name, '{collective}', 'i') AND NOT regexp_matches(name, '^(aten|prims)::')
+) USING (name)
+WHERE phase IN ('X', 'b') AND duration_ns > 0
+    AND coalesce(category, '') NOT IN {others}"""
+
+# torch.profiler writes one slice of this category for each time that it records.
+_PAUSES: Final = """
+SELECT rank, until_ns AS start_ns, start_ns AS end_ns FROM (
+    SELECT rank, start_ns, max(start_ns + duration_ns) OVER (PARTITION BY rank ORDER BY start_ns
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+    FROM events WHERE category = 'Trace' AND phase = 'X'
+) WHERE start_ns > until_ns"""
+
+_OF_RANK: Final = "SELECT start_ns, end_ns FROM {table} WHERE rank IS NOT DISTINCT FROM {rank} ORDER BY start_ns"
 
 _GPUS: Final = """
 SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device
@@ -433,7 +492,8 @@ WITH ordered AS (
     SELECT *, sum(length_ns) OVER (PARTITION BY rank, device ORDER BY start_ns) - length_ns AS before_ns FROM busy
 ), gap AS (
     SELECT *, start_ns - until_ns AS gap_ns, coalesce(call_ns > until_ns, false) AS host_bound FROM ordered
-    WHERE start_ns > until_ns
+    WHERE start_ns > until_ns AND NOT EXISTS (FROM profiler_pause p
+        WHERE p.rank IS NOT DISTINCT FROM ordered.rank AND p.start_ns < ordered.start_ns AND p.end_ns > until_ns)
 ), dependent AS (
     SELECT gap.*, last.before_ns + least(gap.start_ns - last.start_ns, last.length_ns)
         - first.before_ns - least(gap.until_ns - first.start_ns, first.length_ns) AS dependency_ns

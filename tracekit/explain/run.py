@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.inputs import check_copies, check_runs
 from tracekit.explain.steps import steps_of_ranks
-from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES
+from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES, RUNTIME_CALLS
 from tracekit.table.tables import EventTables
 from tracekit.wording import counted
 
@@ -25,11 +25,12 @@ MAX_NAMES: Final = 100_000
 _MAX_CHARACTERS: Final = 500
 _OPENING_SHARE: Final = 0.8
 
-# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. Operators such as
-# aten::broadcast_tensors change shapes and exchange nothing.
+# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. A call of the runtime is a
+# stage only if it waits for the device. Operators such as aten::broadcast_tensors change shapes and exchange nothing.
 _KIND: Final = r"""
 CASE WHEN category IN {device} THEN 'device'
     WHEN category IN {shadow} THEN 'shadow'
+    WHEN category IN {runtime} AND NOT contains(name, 'Synchronize') THEN 'call'
     WHEN category = 'training loop' THEN CASE WHEN name = 'batch' THEN 'step' ELSE 'frame' END
     WHEN category IN ('user_annotation', 'cpu_op', 'Operator', '') AND regexp_full_match(name, 'ProfilerStep#\d{1,18}')
         THEN 'step'
@@ -86,6 +87,7 @@ class Run:
         patterns = {
             "device": str(GPU_ACTIVITIES),
             "shadow": str(GPU_SHADOWS),
+            "runtime": str(RUNTIME_CALLS),
             "inside": names,
             "loading": LOADING_NAMES,
             "collective": COLLECTIVE_NAMES,
