@@ -43,11 +43,19 @@ SELECT s.file, s.id FROM slice s ANTI JOIN around_steps a ON s.file = a.file AND
 WHERE s.phase = 'X' AND s.kind IN ('frame', 'step') AND (s.label <> 0 OR s.category IN ('python_function', 'Trace'))
 UNION ALL SELECT file, id FROM around_steps"""
 
+# A merge moves slices that cross others of their thread to tracks named (overlap).
+_LANES: Final = r"""
+CREATE OR REPLACE TEMP TABLE lane AS
+SELECT l.pid, l.tid, min(o.tid) AS owner FROM tracks l JOIN tracks o ON o.pid = l.pid AND o.rank IS NOT DISTINCT FROM l.rank
+    AND coalesce(o.thread, 'thread ' || o.tid) = regexp_replace(l.thread, ' \(overlap( \d+)?\)$', '')
+WHERE regexp_matches(l.thread, ' \(overlap( \d+)?\)$') AND o.tid <> l.tid GROUP BY l.pid, l.tid"""
+
 _SLICES: Final = """
-SELECT s.rank, s.pid AS process, hash(s.pid, s.tid) AS thread,
+SELECT s.rank, s.pid AS process, hash(s.pid, coalesce(o.owner, s.tid)) AS thread,
     s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
     s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
 FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
+LEFT JOIN lane o ON s.pid = o.pid AND s.tid = o.tid
 ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
 WHERE s.phase = 'X'
     AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))"""
@@ -153,7 +161,7 @@ class _Thread:
 def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
-    database.derive("stage_slice", _SLICES, before=[_FRAMES], of=["label"])
+    database.derive("stage_slice", _SLICES, before=[_FRAMES, _LANES], of=["label"])
     names = dict(database.run(_THREADS))
     trains = {
         (rank, process)

@@ -52,11 +52,12 @@ def summary_lines(summary: TraceSummary, top: int, *, per_rank: bool = False) ->
     if summary.gaps:
         yield ""
         yield "longest gaps: nothing on the training thread, or nothing on a device"
+        threads = {(rank.rank, rank.training_thread) for rank in summary.ranks}
         rows = [
             (
                 duration(gap.length_ns),
                 str(gap.rank),
-                shortened(gap.where, 15),
+                "training thread" if (gap.rank, gap.where) in threads else shortened(gap.where, 15),
                 "-" if gap.step is None else str(gap.step),
                 shortened(gap.after, 17),
                 shortened(gap.before, 17),

@@ -57,6 +57,23 @@ def test_calls_of_the_runtime_are_stages_only_if_they_wait_for_the_device(tmp_pa
     assert by_name(summary)["cudaEventQuery"].total_ns == 5_000
 
 
+def test_slices_that_a_merge_moved_to_an_overlap_track_are_of_their_thread(tmp_path: Path) -> None:
+    lane = 3_221_225_472
+    names = [(1, "MainThread"), (lane, "MainThread (overlap)")]
+    summary = summary_of(
+        tmp_path,
+        *({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in names),
+        x("ProfilerStep#1", 0, 100, tid=lane, cat="user_annotation"),
+        x("forward", 1, 9, tid=lane, cat="timer"),
+        x("forward", 2, 8),
+        x("backward", 10, 50),
+        x("optimizer", 60, 30, tid=lane),
+    )
+    assert summary.ranks[0].training_thread == "MainThread"
+    stages = {stage.name: stage.total_ns for stage in summary.ranks[0].stages}
+    assert stages == {"forward": 9_000, "backward": 50_000, "optimizer": 30_000}
+
+
 def test_markers_of_one_name_show_their_categories(tmp_path: Path) -> None:
     slices = [x("forward", 0, 50, cat="timer"), x("forward", 60, 40, cat="gpu_user_annotation"), x("other", 200, 9)]
     lines = list(summary_lines(summary_of(tmp_path, *slices), 20))

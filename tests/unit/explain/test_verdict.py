@@ -76,8 +76,8 @@ def verdict(summary: TraceSummary) -> tuple[str, str]:
             (
                 "communication",
                 (
-                    "The run is communication-bound: exchanging data, mostly by the CPU while GPUs are idle, takes 79.3% of the time "
-                    "of the GPUs."
+                    "The run is communication-bound: exchanging data, mostly by the CPU while GPUs are idle, takes 79.3% of "
+                    "the time of the GPUs."
                 ),
             ),
         ),
