@@ -23,7 +23,7 @@ class RunDatabase(Database):
         scratch: A private folder for what exceeds the memory.
         cache: The cache of derived tables.
         source: Identifies the events; empty to keep no derived tables.
-        args: Returns the tables of arguments. Files without cached ones are read again.
+        args: Returns the tables of arguments.
     """
 
     def __init__(self, scratch: Path, cache: TableCache, source: str, args: Callable[[], Sequence[Path]]) -> None:
@@ -35,7 +35,7 @@ class RunDatabase(Database):
         self._keys: dict[str, str] = {}
 
     def add_args(self) -> None:
-        """Create the view ``event_args`` with the arguments of events by file and id.
+        """Create the view ``event_args``: by file and id, the arguments of events with `has_key_args`, and perhaps of others.
 
         Raises:
             StorageError: A file cannot be read, or the cache cannot be written.

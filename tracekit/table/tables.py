@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.storage import basename, without_secrets
-from tracekit.table.build import build_args, read_facts
+from tracekit.table.build import KEY_ARGS_FILE, build_args, read_facts
 from tracekit.table.cache import open_cache
 from tracekit.table.columns import Head, peek_head
 from tracekit.table.database import Database, Limits, check_available
@@ -152,7 +152,7 @@ class EventTables:
         """Open a connection with the views, for statements of tracekit itself; ``args`` of ``events`` are NULL."""
         with (
             tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch,
-            RunDatabase(Path(scratch), self._cache, self._identity, self._args) as database,
+            RunDatabase(Path(scratch), self._cache, self._identity, self._key_args) as database,
         ):
             self._create_views(database)
             self._create_events(database, "none")
@@ -174,6 +174,14 @@ class EventTables:
         for entry in self._entries:
             self._add_args(entry)
         return [entry.folder / _ARGS for entry in self._entries]
+
+    def _key_args(self) -> list[Path]:
+        """Return the tables with the arguments of events with `has_key_args`; some have those of all events."""
+        for entry in self._entries:
+            if not (entry.folder / KEY_ARGS_FILE).exists():
+                self._add_args(entry)
+        keys = [entry.folder / KEY_ARGS_FILE for entry in self._entries]
+        return [key if key.exists() else key.with_name(_ARGS) for key in keys]
 
     def _prepare(self, database: Database, sql: str) -> str:
         """Create the views for a query, and lock the connection; return the statement."""
