@@ -63,6 +63,7 @@ def test_slices_that_a_merge_moved_to_an_overlap_track_are_of_their_thread(tmp_p
     summary = summary_of(
         tmp_path,
         *({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in names),
+        x("batch", 0, 100, tid=9, cat="training loop", args={"batch": 1}),
         x("ProfilerStep#1", 0, 100, tid=lane, cat="user_annotation"),
         x("forward", 1, 9, tid=lane, cat="timer"),
         x("forward", 2, 8),
