@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_RANKS: Final = 64
 _MAX_GAPS: Final = 5
+_WHERE_WIDTH: Final = 15
 _ENDS: Final = ("least", "median", "most", "on rank")
 _DEVICE_SHARES: Final = {"busy": "busy_ns", **DEVICE_TIMES}
 
@@ -57,7 +58,9 @@ def summary_lines(summary: TraceSummary, top: int, *, per_rank: bool = False) ->
             (
                 duration(gap.length_ns),
                 str(gap.rank),
-                "training thread" if (gap.rank, gap.where) in threads else shortened(gap.where, 15),
+                "training thread"
+                if len(gap.where) > _WHERE_WIDTH and (gap.rank, gap.where) in threads
+                else shortened(gap.where, _WHERE_WIDTH),
                 "-" if gap.step is None else str(gap.step),
                 shortened(gap.after, 17),
                 shortened(gap.before, 17),
