@@ -52,6 +52,10 @@ class EventTable:
         """Return the columns of a statement's result as arrays."""
         return self._ask(sql).fetchnumpy()
 
+    def derive(self, name: str, sql: str, **_: Any) -> None:
+        """Create a table."""
+        self._ask(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
+
     def _ask(self, sql: str) -> duckdb.DuckDBPyConnection:
         step = 500 * len(_COLUMNS)
         for at in range(0, len(self._waiting), step):

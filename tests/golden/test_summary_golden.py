@@ -99,7 +99,7 @@ select s.id, coalesce(parent_id, -1) as parent, ts, dur, name, rank,
   not (lower(name) glob '*dataload*' or lower(name) glob '*data_load*' or lower(name) glob '*data load*') and (
     name glob 'nccl:*' or name glob 'gloo:*' or lower(name) glob '*all*reduce*' or lower(name) glob '*alltoall*'
     or lower(name) glob '*barrier*') as talks
-from s where nests and ({threads});
+from s where nests and ({threads}) and not (cat in ('cuda_runtime', 'cuda_driver') and not name glob '*Synchronize*');
 drop table if exists down;
 create perfetto table down as
 with recursive inner_of(id, stage, talking, counts, dur, name) as (

@@ -18,7 +18,7 @@ from tracekit.errors import TraceFormatError
 from tracekit.table import columns
 from tracekit.table.arrow import ArrowTable
 from tracekit.table.columns import read_columns
-from tracekit.table.plain_columns import COLUMNS, PlainColumns
+from tracekit.table.plain_columns import ALL_ARGS, COLUMNS, KEY_ARGS, PlainColumns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.core
 DAMAGED = {bad.name: bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)} | GOOD_TRACES
 
 
-def read_with_core(path: Path) -> Any:
+def read_with_core(path: Path, keeps_args: int = ALL_ARGS) -> Any:
     """Return the rows of all tables, and the facts of a file."""
     try:
-        found, facts = read_columns(str(path), keeps_args=True)
+        found, facts = read_columns(str(path), keeps_args=keeps_args)
     except TraceFormatError as error:
         return str(error)
     assert not isinstance(found, PlainColumns)
@@ -46,10 +46,10 @@ def read_with_core(path: Path) -> Any:
     return rows, facts
 
 
-def read_in_python(path: Path) -> Any:
+def read_in_python(path: Path, keeps_args: int = ALL_ARGS) -> Any:
     with both_cores.pure():
         try:
-            plain, facts = read_columns(str(path), keeps_args=True)
+            plain, facts = read_columns(str(path), keeps_args=keeps_args)
         except TraceFormatError as error:
             return str(error)
     assert isinstance(plain, PlainColumns)
@@ -60,6 +60,52 @@ def check(path: Path) -> Any:
     found, expected = read_with_core(path), read_in_python(path)
     assert found == expected
     return found
+
+
+Names = st.sampled_from(
+    [
+        "ncclKernel",
+        "nccl",
+        "ncc",
+        "gloo:send",
+        "record_param_comms",
+        "[memory]",
+        "tracekit.gap",
+        "x[memory]",
+        "gemm",
+        r"\u006eccl",
+    ]
+)
+Arguments = st.sampled_from(
+    ['{"Collective name": "x"}', '{"a": "\\"Collective name\\""}', '{"Collective": 1}', "{}", "[]"]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(Names, st.sampled_from(["kernel", "cpu_op"]), Arguments, st.sampled_from("XiBb")), max_size=12)
+)
+def test_core_and_python_keep_the_arguments_of_the_same_events(
+    tmp_path: Path, events: list[tuple[str, str, str, str]]
+) -> None:
+    records = [
+        f'{{"ph": "{phase}", "name": "{name}", "cat": "{category}", "pid": 1, "tid": 1, "ts": {at}, "dur": 1, "args": {args}}}'
+        for at, (name, category, args, phase) in enumerate(events)
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(f"[{', '.join(records)}]")
+    found = read_with_core(path, KEY_ARGS)
+    assert found == read_in_python(path, KEY_ARGS)
+    if isinstance(found, tuple):
+        kept = {number for number, _ in found[0]["args"]}
+        for number, row in enumerate(found[0]["events"]):
+            category, name = row[1:3]
+            args = next(args for own, cat, args, _ in events if cat == category and json.loads(f'"{own}"') == name)
+            if sum(own[1] == category and json.loads(f'"{own[0]}"') == name for own in events) == 1:
+                starts = ("nccl", "gloo:", "record_param_comms", "[memory]", "tracekit.gap")
+                assert (number in kept) == (
+                    name.startswith(starts) or (category == "kernel" and '"Collective name"' in args)
+                )
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

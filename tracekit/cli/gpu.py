@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     with (
         ProgressBar(enabled=True) as bar,
         EventTables(args.inputs, cache=not args.no_cache, progress=bar.update) as tables,
-        tables.database(args=True) as database,
+        tables.database() as database,
     ):
         report = explain_gpu(database)
     if args.json:

@@ -175,11 +175,11 @@ class Columns:
         device_categories: The categories of events on a device, without quotes.
         folder: Where the scratch file without a name is created.
         memory_bytes: The size of finished batches, and of slices to sort, that stays in memory.
-        keeps_args: Whether to fill the table ``args``.
+        keeps_args: The events in the table ``args``: 0 none, 1 all, 2 those with `has_key_args`.
     """
 
     def __init__(
-        self, device_categories: tuple[bytes, ...], folder: str, memory_bytes: int, keeps_args: bool, /
+        self, device_categories: tuple[bytes, ...], folder: str, memory_bytes: int, keeps_args: int, /
     ) -> None: ...
     def scan(self, text: bytes, at: int, final: bool, /) -> tuple[int, int]:
         """Add the rows of whole events from ``text[at:]`` on.

@@ -113,10 +113,22 @@ static int set_text(Columns *self, enum table_number table, int column, const ch
     return 1;
 }
 
+/* Returns 1 for events whose arguments answer questions: see `has_key_args` in tracekit.table.plain_columns. */
+static int has_key_args(Span name, int on_gpu, const char *args, size_t size)
+{
+    static const char *const beginnings[] = {"nccl", "gloo:", "record_param_comms", "[memory]", "tracekit.gap"};
+    for (size_t i = 0; i < sizeof beginnings / sizeof beginnings[0]; i++) {
+        size_t length = strlen(beginnings[i]);
+        if ((size_t)(name.end - name.at) >= length && memcmp(name.at, beginnings[i], length) == 0)
+            return 1;
+    }
+    return on_gpu && memmem(args, size, "\"Collective name\"", 17) != NULL;
+}
+
 static enum outcome add_args(Columns *self, uint64_t row, const char *args, size_t size)
 {
     BatchTable *table = &self->tables[ARGS];
-    if (!self->keeps_args || args == NULL)
+    if (args == NULL)
         return DONE;
     if (intern_column(&table->batch, A_ARGS, args, size) < 0)
         return NO_MEMORY;
@@ -217,7 +229,10 @@ static enum outcome add_slice_or_instant(Columns *self, const Event *e, int64_t 
     done = done && (group.at == NULL ? set_text(self, EVENTS, E_GROUP, NULL, 0) : set_string(self, EVENTS, E_GROUP, group));
     if (!done)
         return NO_MEMORY;
-    return add_event_row(self, &row, on_gpu, has_args ? e->args.at : NULL, has_args ? (size_t)(e->args.end - e->args.at) : 0);
+    Span kept = has_args && self->keeps_args ? e->args : (Span){NULL, NULL};
+    if (kept.at != NULL && self->keeps_args == KEY_ARGS && !has_key_args(text_of(self, e->name), on_gpu, kept.at, (size_t)(kept.end - kept.at)))
+        kept = (Span){NULL, NULL};
+    return add_event_row(self, &row, on_gpu, kept.at, (size_t)(kept.end - kept.at));
 }
 
 static enum outcome add_flow(Columns *self, const Event *e)
@@ -514,7 +529,7 @@ static PyObject *Columns_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     char folder[MAX_FOLDER];
     unsigned long long max_bytes;
     int keeps_args;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O&Kp", names, &PyTuple_Type, &categories, convert_folder, folder, &max_bytes, &keeps_args))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!O&Ki", names, &PyTuple_Type, &categories, convert_folder, folder, &max_bytes, &keeps_args))
         return NULL;
     if (PyTuple_Size(categories) > MAX_CATEGORIES) {
         PyErr_SetString(PyExc_ValueError, "too many categories");
@@ -676,6 +691,10 @@ static PyObject *Columns_add_event(PyObject *object, PyObject *args)
         && set_given(self, EVENTS, E_GROUP, group);
     int on_gpu = category.at != NULL && is_gpu(self, category.at, (size_t)category.size);
     uint64_t number = self->tables[EVENTS].rows + self->tables[EVENTS].batch.rows;
+    if (text.at != NULL && (self->keeps_args == NO_ARGS
+            || (self->keeps_args == KEY_ARGS
+                && !has_key_args((Span){name.at, name.at + name.size}, on_gpu, text.at, (size_t)text.size))))
+        text.at = NULL;
     enum outcome outcome = done ? add_event_row(self, &row, on_gpu, text.at, (size_t)text.size) : NO_MEMORY;
     if (outcome != DONE)
         return fail(self, outcome);

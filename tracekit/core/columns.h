@@ -26,6 +26,8 @@ enum args_column { A_ROW, A_ARGS };
 #define MAX_SEARCH 100          /* innermost slices among which the begin of an end is searched */
 #define MAX_SERIES 32           /* of a counter; Python takes an event with more */
 
+enum kept_args { NO_ARGS, ALL_ARGS, KEY_ARGS };
+
 typedef struct {
     uint64_t correlation; /* + 1; 0: the slot is free */
     int64_t start;

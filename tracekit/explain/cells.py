@@ -10,7 +10,7 @@ from tracekit.explain.text import duration, share
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracekit.explain.gpu import GPUTime
     from tracekit.explain.stragglers_results import CollectiveReport, Member
@@ -23,6 +23,7 @@ DEVICE_TIMES: Final = {
     "copies and fills": "memory_ns",
     "idle": "idle_ns",
     "  waiting for launches": "host_bound_ns",
+    "    while CPU exchanges": "host_communication_ns",
 }
 """The times of a device that tables show, by their names there."""
 
@@ -59,6 +60,18 @@ class NameRow:
     name: str
     category: str
     cells: tuple[str, ...]
+
+
+def telling_names(markers: Iterable[MarkerSummary | NameRow]) -> dict[tuple[str, str], str]:
+    """Return a text for each name and category: the name, with the category where several categories have the name."""
+    categories: dict[str, set[str]] = {}
+    for one in markers:
+        categories.setdefault(one.name, set()).add(one.category)
+    return {
+        (name, category): f"{name} ({category or 'no category'})" if len(own) > 1 else name
+        for name, own in categories.items()
+        for category in own
+    }
 
 
 NAME_HEAD: Final = ("count", "least", "median", "most", "rank", "of steps")

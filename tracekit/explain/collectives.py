@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 _MAX_EVENTS: Final = 20_000
 _NAMED: Final = " OR ".join(f"starts_with(name, '{name[1:].decode()}')" for name in NAMES_OF_COLLECTIVES)
-_COUNT: Final = "SELECT count(*) FROM events WHERE phase = 'X' AND ({named}) AND NOT starts_with(name, 'ProfilerStep#')"
-# The engine joins the arguments of few events only if these are not the result of another join.
+_COUNT: Final = (
+    "SELECT count(*) AS events FROM events WHERE phase = 'X' AND ({named}) AND NOT starts_with(name, 'ProfilerStep#')"
+)
 _EVENTS: Final = """
-SELECT coalesce(rank, -1), file, pid, tid, category, name, start_ns, duration_ns, args
-FROM events WHERE phase = 'X' AND ({named})
-QUALIFY row_number() OVER (PARTITION BY file, rank, left(name, 6) ORDER BY id) <= {most} ORDER BY file, id"""
+SELECT coalesce(rank, -1) AS rank, file, pid, tid, category, name, start_ns, duration_ns, a.args FROM (
+    SELECT * EXCLUDE (args) FROM events WHERE phase = 'X' AND ({named})
+    QUALIFY row_number() OVER (PARTITION BY file, rank, left(name, 6) ORDER BY id) <= {most}
+) LEFT JOIN event_args a USING (file, id) ORDER BY file, id"""
 
 # Only torch.profiler's operators show when a CPU computes. An operator with children computes in these, and waits elsewhere.
 _PROFILED: Final = """
@@ -101,12 +103,14 @@ def _covers(starts: Ints, ends: Ints, times: Ints) -> Bools:
 
 def read_collectives(run: Run) -> dict[int, list[Collective]]:
     """Return the collectives of each rank in the order of their ends; of each kind of event, at most the first 20,000."""
-    ((count,),) = run.database.run(_COUNT.format(named=_NAMED))
+    run.database.derive("collective_count", _COUNT.format(named=_NAMED))
+    ((count,),) = run.database.run("SELECT events FROM collective_count")
     if not count:
         return {}
     found: dict[tuple[int, int], CollectiveCollector] = {}
-    for rank, file, pid, tid, category, name, start_ns, duration_ns, args in run.with_args.iterate(
-        _EVENTS.format(named=_NAMED, most=4 * _MAX_EVENTS)
+    run.database.derive("collective_event", _EVENTS.format(named=_NAMED, most=4 * _MAX_EVENTS), args=True)
+    for rank, file, pid, tid, category, name, start_ns, duration_ns, args in run.database.iterate(
+        "SELECT * FROM collective_event"
     ):
         event = Event(
             ph="X",

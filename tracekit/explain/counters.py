@@ -17,11 +17,12 @@ MAX_COUNTERS: Final = 200
 # Events of torch's allocator are counters of each device; the device type 0 is the CPU.
 _MEMORY: Final = """
     UNION ALL
-    SELECT coalesce(rank, -1), 'torch memory ' || CASE WHEN (args->>'Device Type')::INTEGER = 0 THEN 'CPU'
-            ELSE 'GPU ' || (args->>'Device Id') END,
+    SELECT coalesce(rank, -1), 'torch memory ' || CASE WHEN (a.args->>'Device Type')::INTEGER = 0 THEN 'CPU'
+            ELSE 'GPU ' || (a.args->>'Device Id') END,
         unnest(['allocated_bytes', 'reserved_bytes']), start_ns,
-        unnest([(args->>'Total Allocated')::DOUBLE, (args->>'Total Reserved')::DOUBLE])
-    FROM events WHERE name = '[memory]' AND args LIKE '%"Total Allocated"%'"""
+        unnest([(a.args->>'Total Allocated')::DOUBLE, (a.args->>'Total Reserved')::DOUBLE])
+    FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args a USING (file, id)
+    WHERE a.args LIKE '%"Total Allocated"%'"""
 
 _VALUES: Final = """
 CREATE TEMP TABLE counter_value AS
@@ -107,7 +108,9 @@ class CounterReport(Result, frozen=True):
 def counters_of(run: Run) -> CounterReport:
     """Return the counters of a run, with the memory of torch's allocator."""
     ((memory,),) = run.database.run("SELECT count(*) FROM (SELECT 1 FROM events WHERE name = '[memory]' LIMIT 1)")
-    database = run.with_args if memory else run.database
+    database = run.database
+    if memory:
+        database.add_args()
     database.run(_VALUES.format(memory=_MEMORY if memory else "", most=MAX_COUNTERS))
     ((whole,),) = database.run(
         "SELECT count(*) FROM (SELECT DISTINCT left(name, 200), left(series, 200) FROM counters)"

@@ -31,7 +31,6 @@ Key = tuple[str, str]
 """Name and category of a marker."""
 
 _PLACES: Final = """
-CREATE TEMP TABLE place AS
 WITH own AS (
     SELECT coalesce(rank, -1) AS rank, step, start_ns FROM steps WHERE coalesce(rank, -1) IN ({ranks})
     QUALIFY count(*) OVER (PARTITION BY coalesce(rank, -1), step) = 1
@@ -226,14 +225,16 @@ def _place_steps(run: Run, ranks: list[int]) -> int:
     for rank in ranks:
         own = run.steps.ranks[rank]
         excluded += [f"({rank}, {number})" for number in own.numbers[~own.counts].tolist()]
-    run.database.run(_PLACES.format(ranks=", ".join(map(str, ranks)), excluded=", ".join(excluded)))
+    places = _PLACES.format(ranks=", ".join(map(str, ranks)), excluded=", ".join(excluded))
+    run.database.derive("place", places)
     counts = dict(run.database.run("SELECT rank, count(*) FROM place GROUP BY rank"))
     most = max(_MIN_STEPS, _MAX_CELLS // max(1, len(run.labels)))
     return int(min(most, *(counts.get(rank, 0) for rank in ranks)))
 
 
 def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
-    columns = run.database.columns(_CELLS.format(kept=steps))
+    run.database.derive("diff_cell", _CELLS.format(kept=steps), of=["label", "place"])
+    columns = run.database.columns("SELECT * FROM diff_cell")
     found: dict[Key, _Series] = {}
     for label, own in _by_label(columns):
         total, ranks = own["total_ns"], own["ranks"]
@@ -255,7 +256,9 @@ def _whole_steps(run: Run, ranks: list[int], steps: int) -> _Series:
 
 
 def _series_of_slices(run: Run, ranks: list[int]) -> dict[Key, _Series]:
-    columns = run.database.columns(_SLICES.format(ranks=", ".join(map(str, ranks)) or "NULL", most=_MAX_VALUES))
+    slices = _SLICES.format(ranks=", ".join(map(str, ranks)) or "NULL", most=_MAX_VALUES)
+    run.database.derive("diff_slice", slices, of=["label"])
+    columns = run.database.columns("SELECT * FROM diff_slice")
     return {
         run.labels[label][:2]: _Series(
             values=own["value_ns"][own["value_ns"] > 0],

@@ -1,5 +1,7 @@
 """Split the time of the GPUs: idle time and its causes, kernels by type, launches, copies and memory.
 
+An idle time in which torch.profiler paused, as between the windows of its schedule, does not count.
+
 All figures come from the event table. They use the definitions of HolisticTraceAnalysis where it has one, and
 say so where they differ. A GPU is idle while none of its streams has an activity; an activity is a kernel, a copy or a fill.
 """
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from tracekit.explain.arrays import np
 from tracekit.explain.results import Result
-from tracekit.formats.kineto import GPU_ACTIVITIES
+from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +37,12 @@ class Table(Protocol):
     def columns(self, sql: str) -> Mapping[str, Any]:
         """Return the columns of a statement's result as arrays of numpy."""
 
+    def derive(self, name: str, sql: str, *, of: Sequence[str] = (), args: bool = False) -> None:
+        """Create a table; see `RunDatabase.derive`."""
+
 
 class GPUTime(Result, frozen=True, kw_only=True):
-    """The time of one GPU from its first activity to the end of its last.
+    """The time of one GPU from its first activity to the end of its last, without pauses of the profiler.
 
     ``compute_ns`` and ``communication_ns`` overlap by ``hidden_ns``; copies and fills may overlap both.
 
@@ -45,7 +50,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
         rank: Its rank.
         device: Its index.
         name: The name of its process in the trace, such as "GPU 0".
-        span_ns: From the start of the first activity to the end of the last.
+        span_ns: From the start of the first activity to the end of the last, without pauses.
         busy_ns: Time with any activity.
         compute_ns: Time with a kernel that computes.
         communication_ns: Time with a kernel that communicates.
@@ -53,6 +58,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
         memory_ns: Time with a copy or a fill.
         idle_ns: Time without any activity.
         host_bound_ns: The part of ``idle_ns`` that ends with an activity launched after the GPU went idle.
+        host_communication_ns: The part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective.
     """
 
     rank: int | None
@@ -66,10 +72,11 @@ class GPUTime(Result, frozen=True, kw_only=True):
     memory_ns: int
     idle_ns: int
     host_bound_ns: int
+    host_communication_ns: int
 
 
 class Stream(Result, frozen=True, kw_only=True):
-    """The idle time of one stream, between its first activity and its last.
+    """The idle time of one stream, between its first activity and its last, without pauses of the profiler.
 
     A gap before an activity has one cause. HolisticTraceAnalysis calls the last two kinds together "kernel wait" and "other".
 
@@ -244,43 +251,40 @@ def explain_gpu(table: Table) -> GPUReport:
     Args:
         table: The event table.
     """
-    gpus = gpu_times(table)
     return GPUReport(
-        gpus=gpus,
+        gpus=gpu_times(table),
         streams=_structs(Stream, table, _STREAMS),
         kernels=_structs(Kernel, table, _KERNELS),
         launches=_structs(Launches, table, _LAUNCHES),
         copies=_structs(Copies, table, _COPIES),
-        memory=_structs(Memory, table, _MEMORY),
-        collectives=_structs(Collectives, table, _COLLECTIVES),
+        memory=_structs(Memory, table, _MEMORY, args=True),
+        collectives=_structs(Collectives, table, _COLLECTIVES, args=True),
     )
 
 
 def gpu_times(table: Table) -> list[GPUTime]:
-    """Return the time of each GPU. This creates the table of activities."""
-    table.run(_ACTIVITIES.format(categories=GPU_ACTIVITIES))
-    return [_gpu_time(table, gpu) for gpu in _gpus(table)]
+    """Return the time of each GPU."""
+    return gpu_times_and_gaps(table, 0)[0]
 
 
-def gpu_gaps(table: Table, most: int) -> list[tuple[Any, ...]]:
-    """Return the longest idle times: rank, device, start and length in ns, and the names of the activities around.
+def gpu_times_and_gaps(table: Table, most: int) -> tuple[list[GPUTime], list[tuple[Any, ...]]]:
+    """Return the time of each GPU, and the longest idle times: rank, device, start and length in ns, and the names around.
 
     Args:
-        table: The event table, with the table of activities.
-        most: The maximum number for each device.
+        table: The event table.
+        most: The maximum number of idle times of each GPU.
     """
-    found: list[str] = []
-    for gpu in _gpus(table):
-        busy = _Busy()
-        longest: list[tuple[int, ...]] = []  # minus the length, start, and file and id of the activity after it
-        for piece in _activities(table, gpu, "file, id"):
-            starts, until = piece["start_ns"], busy.add(piece["start_ns"], piece["end_ns"])
-            at = np.flatnonzero((until > _NEVER) & (starts > until))
-            at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
-            columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
-            longest += zip(*(values.tolist() for values in columns), strict=True)
-        found += [str(gap[1:]) for gap in sorted(longest, key=itemgetter(0))[:most]]
-    return list(table.run(_GAPS.format(gaps=", ".join(found)))) if found else []
+    table.derive("gpu_activity", _ACTIVITIES.format(activities=GPU_ACTIVITIES, calls=RUNTIME_CALLS))
+    table.derive("profiler_pause", _PAUSES)
+    others = ("python_function", "Trace", *GPU_ACTIVITIES, *GPU_SHADOWS)
+    table.derive("cpu_collective", _CPU_COLLECTIVES.format(collective=COLLECTIVE_NAMES, others=others))
+    times: list[GPUTime] = []
+    gaps: list[str] = []
+    for gpu in (_GPU(*row) for row in table.run(_GPUS)):
+        time, longest = _gpu_time(table, gpu, most)
+        times.append(time)
+        gaps += [str(gap[1:]) for gap in longest]
+    return times, list(table.run(_GAPS.format(gaps=", ".join(gaps)))) if gaps else []
 
 
 class _GPU(NamedTuple):
@@ -292,17 +296,16 @@ class _GPU(NamedTuple):
     last_ns: int  # that of the last
 
 
-def _gpus(table: Table) -> list[_GPU]:
-    return [_GPU(*row) for row in table.run(_GPUS)]
-
-
-def _activities(table: Table, gpu: _GPU, columns: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the times of the activities of a GPU and other columns, in order, as arrays of about `_PIECE` rows."""
+def _activities(table: Table, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
+    """Yield the activities of a GPU in order, as arrays of about `_PIECE` rows."""
     pieces = -(-gpu.activities // _PIECE)
     edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
-    rank = "NULL" if gpu.rank is None else gpu.rank
     for first, end in pairwise(edges):
-        yield table.columns(_OF_GPU.format(columns=columns, rank=rank, device=gpu.device, first=first, end=end))
+        yield table.columns(_OF_GPU.format(rank=_literal(gpu.rank), device=gpu.device, first=first, end=end))
+
+
+def _literal(rank: int | None) -> str:
+    return "NULL" if rank is None else str(rank)
 
 
 class _Busy:
@@ -325,10 +328,37 @@ class _Busy:
         return until[:-1]
 
 
-def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
+class _Cover:
+    """The time with one of some ranges, in order of their starts, up to any time."""
+
+    def __init__(self, starts: Ints, ends: Ints) -> None:
+        busy = _Busy()
+        until = busy.add(starts, ends)
+        begins = starts > until
+        self._starts = starts[begins]
+        self._lengths = np.append(until[begins][1:], busy.until_ns)[: len(self._starts)] - self._starts
+        self._before = np.cumsum(self._lengths) - self._lengths
+
+    def until(self, times: Ints) -> Ints:
+        """Return the time with a range before each time."""
+        if not len(self._starts):
+            return np.zeros_like(times)
+        at = np.searchsorted(self._starts, times, side="right") - 1
+        known = np.maximum(at, 0)
+        covered = self._before[known] + np.minimum(times - self._starts[known], self._lengths[known])
+        return np.where(at < 0, 0, covered)
+
+
+def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[int, ...]]]:
+    """Return the time of a GPU, and its longest idle times: minus the length, start, and file and id of the activity after it."""
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
-    host_bound_ns = 0
-    for piece in _activities(table, gpu, _CALLS_AND_TYPES):
+    pause_ns = host_bound_ns = host_communication_ns = 0
+    pauses, exchange = (
+        _Cover(*table.columns(_OF_RANK.format(table=name, rank=_literal(gpu.rank))).values())
+        for name in ("profiler_pause", "cpu_collective")
+    )
+    gaps: list[tuple[int, ...]] = []
+    for piece in _activities(table, gpu):
         starts, ends = piece["start_ns"], piece["end_ns"]
         computes, communicates = piece["computes"], piece["communicates"]
         of_kernels = computes | communicates
@@ -340,10 +370,19 @@ def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
             (memory, ~of_kernels),
         ):
             busy.add(starts[chosen], ends[chosen])
-        waits = (until > _NEVER) & (starts > until) & (piece["call_ns"] > until)
+        idle = (until > _NEVER) & (starts > until)
+        pausing = idle & (pauses.until(starts) > pauses.until(until))
+        pause_ns += int((starts[pausing] - until[pausing]).sum())
+        idle &= ~pausing
+        waits = idle & (piece["call_ns"] > until)
         host_bound_ns += int((starts[waits] - until[waits]).sum())
-    span_ns = every.until_ns - gpu.first_ns
-    return GPUTime(
+        host_communication_ns += int((exchange.until(starts[waits]) - exchange.until(until[waits])).sum())
+        at = np.flatnonzero(idle)
+        at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
+        columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
+        gaps += zip(*(values.tolist() for values in columns), strict=True)
+    span_ns = every.until_ns - gpu.first_ns - pause_ns
+    time = GPUTime(
         rank=gpu.rank,
         device=gpu.device,
         name=gpu.name or f"GPU {gpu.device}",
@@ -355,20 +394,26 @@ def _gpu_time(table: Table, gpu: _GPU) -> GPUTime:
         memory_ns=memory.total_ns,
         idle_ns=span_ns - every.total_ns,
         host_bound_ns=host_bound_ns,
+        host_communication_ns=host_communication_ns,
     )
+    return time, sorted(gaps, key=itemgetter(0))[:most]
 
 
-def _structs(kind: type[_Row], table: Table, sql: str) -> list[_Row]:
-    return [kind(**dict(zip(kind.fields(), row, strict=True))) for row in table.run(sql)]
+def _structs(kind: type[_Row], table: Table, sql: str, *, args: bool = False) -> list[_Row]:
+    """Return the rows of a query about activities, whose columns have the order of the fields."""
+    fields, name = kind.fields(), f"gpu_{kind.__name__.lower()}"
+    columns = ", ".join(f'"{field}"' for field in fields)  # one of them is a word of SQL
+    table.derive(name, f"FROM ({sql}) found({columns})", of=("gpu_activity", "profiler_pause"), args=args)
+    return [kind(**dict(zip(fields, row, strict=True))) for row in table.run(f"FROM {name}")]
 
 
 # The pattern is matched once for each name, which takes half as long as for each activity. A materialized CTE would hold all
 # columns of the events.
 # An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
 _ACTIVITIES: Final = """
-CREATE OR REPLACE TEMP VIEW device_event AS SELECT * FROM events WHERE phase = 'X' AND category IN {categories};
-CREATE OR REPLACE TEMP TABLE gpu_activity AS
-WITH device_name AS (
+WITH device_event AS NOT MATERIALIZED (
+    SELECT * FROM events WHERE phase = 'X' AND category IN {activities}
+), device_name AS (
     SELECT name, regexp_matches(name,
         'nccl|rccl|hccl|nvshmem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all', 'i') AS communicates
     FROM (SELECT DISTINCT name FROM device_event)
@@ -382,23 +427,40 @@ WITH device_name AS (
 ), call AS (
     SELECT file, rank, correlation, max(start_ns) AS call_ns, max(start_ns + coalesce(duration_ns, 0)) AS called_ns
     FROM events
-    WHERE category IN ('cuda_runtime', 'cuda_driver', 'Runtime', 'mtia_runtime', 'xpu_runtime')
+    WHERE category IN {calls}
         AND phase = 'X' AND correlation IS NOT NULL
     GROUP BY file, rank, correlation
 )
 SELECT a.*, c.call_ns, c.called_ns FROM activity a
 LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
 
+# Functions of Python and shadows enclose or copy the slices that exchange data.
+_CPU_COLLECTIVES: Final = """
+SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events JOIN (
+    SELECT name FROM (SELECT DISTINCT name FROM events WHERE phase IN ('X', 'b'))
+    WHERE regexp_matches(name, '{collective}', 'i') AND NOT regexp_matches(name, '^(aten|prims)::')
+) USING (name)
+WHERE phase IN ('X', 'b') AND duration_ns > 0
+    AND coalesce(category, '') NOT IN {others}"""
+
+# torch.profiler writes one slice of this category for each time that it records.
+_PAUSES: Final = """
+SELECT rank, until_ns AS start_ns, start_ns AS end_ns FROM (
+    SELECT rank, start_ns, max(start_ns + duration_ns) OVER (PARTITION BY rank ORDER BY start_ns
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+    FROM events WHERE category = 'Trace' AND phase = 'X'
+) WHERE start_ns > until_ns"""
+
+_OF_RANK: Final = "SELECT start_ns, end_ns FROM {table} WHERE rank IS NOT DISTINCT FROM {rank} ORDER BY start_ns"
+
 _GPUS: Final = """
 SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device
 ORDER BY rank, device"""
 
-# An activity without a known launch has the least time.
-_CALLS_AND_TYPES: Final = f"""coalesce(call_ns, {_NEVER}) AS call_ns, type = 'compute' AS computes,
-    type = 'communication' AS communicates"""
-
+# An activity without a known launch has the time `_NEVER`.
 _OF_GPU: Final = """
-SELECT start_ns, end_ns, {columns} FROM gpu_activity
+SELECT start_ns, end_ns, coalesce(call_ns, -1 - 9223372036854775807) AS call_ns, type = 'compute' AS computes,
+    type = 'communication' AS communicates, file, id FROM gpu_activity
 WHERE rank IS NOT DISTINCT FROM {rank} AND device = {device} AND start_ns >= {first} AND start_ns < {end}
 ORDER BY start_ns, end_ns, id"""
 
@@ -430,7 +492,8 @@ WITH ordered AS (
     SELECT *, sum(length_ns) OVER (PARTITION BY rank, device ORDER BY start_ns) - length_ns AS before_ns FROM busy
 ), gap AS (
     SELECT *, start_ns - until_ns AS gap_ns, coalesce(call_ns > until_ns, false) AS host_bound FROM ordered
-    WHERE start_ns > until_ns
+    WHERE start_ns > until_ns AND NOT EXISTS (FROM profiler_pause p
+        WHERE p.rank IS NOT DISTINCT FROM ordered.rank AND p.start_ns < ordered.start_ns AND p.end_ns > until_ns)
 ), dependent AS (
     SELECT gap.*, last.before_ns + least(gap.start_ns - last.start_ns, last.length_ns)
         - first.before_ns - least(gap.until_ns - first.start_ns, first.length_ns) AS dependency_ns
@@ -498,10 +561,10 @@ FROM gpu_activity WHERE type = 'memory' GROUP BY rank, device, direction ORDER B
 # The device types of torch: 0 is the CPU. Its allocator has no reserve.
 _MEMORY: Final = """
 WITH change AS (
-    SELECT rank, start_ns, (args->>'Bytes')::BIGINT AS bytes, (args->>'Total Allocated')::BIGINT AS allocated_bytes,
-        (args->>'Total Reserved')::BIGINT AS reserved_bytes, (args->>'Device Type')::INTEGER AS device_type,
-        (args->>'Device Id')::INTEGER AS device
-    FROM events WHERE name = '[memory]' AND args IS NOT NULL
+    SELECT rank, start_ns, (a.args->>'Bytes')::BIGINT AS bytes, (a.args->>'Total Allocated')::BIGINT AS allocated_bytes,
+        (a.args->>'Total Reserved')::BIGINT AS reserved_bytes, (a.args->>'Device Type')::INTEGER AS device_type,
+        (a.args->>'Device Id')::INTEGER AS device
+    FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args a USING (file, id)
 )
 SELECT rank, CASE WHEN device_type = 0 THEN -1 ELSE device END AS device, count(*) FILTER (bytes > 0),
     coalesce(sum(bytes) FILTER (bytes > 0), 0)::BIGINT, max(allocated_bytes), max(reserved_bytes) FILTER (device_type <> 0),

@@ -43,12 +43,12 @@ def gpu_lines(report: GPUReport, top: int = 10, *, per_rank: bool = False) -> It
 
 def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
     spans = sorted(gpu.span_ns for gpu in gpus)
-    span = duration(spans[0]) if spans[0] == spans[-1] else f"{duration(spans[0])} to {duration(spans[-1])}"
+    span = " to ".join(dict.fromkeys(map(duration, (spans[0], spans[-1]))))
     yield f"{counted(len(gpus), 'GPU')}, {span} from the first activity to the last"
     yield ""
     yield "time of the GPUs, as a share of that"
     if per_rank:
-        head = ("rank", "GPU", "compute", "comm.", "during", "copies", "idle", "launch")
+        head = ("rank", "GPU", "compute", "comm.", "during", "copies", "idle", "launch", "exchange")
         rows = [
             (
                 _rank(gpu.rank),
@@ -58,7 +58,8 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
             for gpu in gpus
         ]
         yield from table(head, rows, left=0)
-        yield "  (during: communication during compute; launch: idle, waiting for launches)"
+        yield "  (during: communication during compute; launch: idle, waiting for launches;"
+        yield "   exchange: the part of that in which the CPU exchanges data)"
         return
     rows = []
     for name, key in DEVICE_TIMES.items():

@@ -125,9 +125,10 @@ def _gap_events(run: Run) -> dict[int, int]:
     gaps = f"FROM events WHERE phase = 'i' AND name = '{GAP_EVENT}'"
     if not run.database.run(f"SELECT 1 {gaps} LIMIT 1"):
         return {}
-    lost = f"try_cast(args->>'{LOST_EVENTS_KEY}' AS BIGINT)"
+    run.database.add_args()
+    lost = f"coalesce(sum(greatest(0, try_cast(a.args->>'{LOST_EVENTS_KEY}' AS BIGINT))), 0)::BIGINT"
     return dict(
-        run.with_args.run(
-            f"SELECT file, coalesce(sum(greatest(0, {lost})), 0)::BIGINT {gaps} AND args IS NOT NULL GROUP BY file"
+        run.database.run(
+            f"SELECT file, {lost} FROM (SELECT file, id {gaps}) JOIN event_args a USING (file, id) GROUP BY file"  # noqa: S608
         )
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.inputs import check_copies, check_runs
 from tracekit.explain.steps import steps_of_ranks
-from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES
+from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES, RUNTIME_CALLS
 from tracekit.table.tables import EventTables
 from tracekit.wording import counted
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tracekit.explain.steps import RunSteps
-    from tracekit.table.database import Database
+    from tracekit.table.derived import RunDatabase
 
 OTHERS: Final = "(all other names)"
 """The name of all slices whose names are beyond the first 100,000."""
@@ -25,11 +25,12 @@ MAX_NAMES: Final = 100_000
 _MAX_CHARACTERS: Final = 500
 _OPENING_SHARE: Final = 0.8
 
-# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. Operators such as
-# aten::broadcast_tensors change shapes and exchange nothing.
+# A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. A call of the runtime is a
+# stage only if it waits for the device. Operators such as aten::broadcast_tensors change shapes and exchange nothing.
 _KIND: Final = r"""
 CASE WHEN category IN {device} THEN 'device'
     WHEN category IN {shadow} THEN 'shadow'
+    WHEN category IN {runtime} AND NOT contains(name, 'Synchronize') THEN 'call'
     WHEN category = 'training loop' THEN CASE WHEN name = 'batch' THEN 'step' ELSE 'frame' END
     WHEN category IN ('user_annotation', 'cpu_op', 'Operator', '') AND regexp_full_match(name, 'ProfilerStep#\d{1,18}')
         THEN 'step'
@@ -40,7 +41,6 @@ CASE WHEN category IN {device} THEN 'device'
 
 # Every slice of one name and category has one label; names beyond the first 100,000 share the label 0.
 _LABELS: Final = """
-CREATE TEMP TABLE label AS
 WITH named AS (
     SELECT name AS full_name, coalesce(category, '') AS category, sum(duration_ns::DOUBLE) AS total
     FROM events WHERE duration_ns IS NOT NULL GROUP BY full_name, category ORDER BY total DESC, full_name, category LIMIT {most}
@@ -68,7 +68,6 @@ class Run:
         tables: The event table.
         database: A connection to it. The views ``label`` and ``slice`` are created in it.
         inside: Names of markers that enclose the stages of a step.
-        stack: Closed with the run.
 
     Attributes:
         database: The connection.
@@ -78,11 +77,7 @@ class Run:
         incomplete: True if something in the files cannot be read or counted.
     """
 
-    def __init__(
-        self, tables: EventTables, database: Database, inside: Sequence[str], stack: contextlib.ExitStack
-    ) -> None:
-        self._tables = tables
-        self._stack = stack
+    def __init__(self, tables: EventTables, database: RunDatabase, inside: Sequence[str]) -> None:
         self._notes = list(tables.notes)
         self.database = database
         self.facts = tables.facts
@@ -92,6 +87,7 @@ class Run:
         patterns = {
             "device": str(GPU_ACTIVITIES),
             "shadow": str(GPU_SHADOWS),
+            "runtime": str(RUNTIME_CALLS),
             "inside": names,
             "loading": LOADING_NAMES,
             "collective": COLLECTIVE_NAMES,
@@ -99,7 +95,7 @@ class Run:
         kind = _KIND
         for place, text in patterns.items():
             kind = kind.replace(f"{{{place}}}", text)
-        database.run(_LABELS.format(most=MAX_NAMES, characters=_MAX_CHARACTERS, kind=kind))
+        database.derive("label", _LABELS.format(most=MAX_NAMES, characters=_MAX_CHARACTERS, kind=kind))
         database.run(_SLICES)
         self.ranks: list[int] = [
             rank for (rank,) in database.run("SELECT DISTINCT coalesce(rank, -1) FROM ranks ORDER BY 1")
@@ -114,11 +110,6 @@ class Run:
         return [(OTHERS, OTHERS, "frame"), *((name, category, kind) for _, name, category, kind in found)]
 
     @cached_property
-    def with_args(self) -> Database:
-        """A connection that has the arguments of events. The files are read again for them if the cache lacks them."""
-        return self._stack.enter_context(self._tables.database(args=True))
-
-    @cached_property
     def files(self) -> list[tuple[str, int]]:
         """Each file, as it may be shown, and the number of its events."""
         return [(facts["path"], sum(facts["rows"].values())) for facts in self.facts]
@@ -131,7 +122,10 @@ class Run:
     @cached_property
     def unfinished(self) -> int:
         """The number of slices that begin and never end."""
-        ((count,),) = self.database.run("SELECT count(*) FROM events WHERE phase IN ('B', 'b') AND duration_ns IS NULL")
+        self.database.derive(
+            "unfinished", "SELECT count(*) AS slices FROM events WHERE phase IN ('B', 'b') AND duration_ns IS NULL"
+        )
+        ((count,),) = self.database.run("SELECT slices FROM unfinished")
         return int(count)
 
     @cached_property
@@ -188,10 +182,9 @@ def open_run(
         if progress is not None:
             progress(done, what)
 
-    with contextlib.ExitStack() as stack:
-        tables = stack.enter_context(EventTables(inputs, cache=cache, progress=advance))
+    with EventTables(inputs, cache=cache, progress=advance) as tables, tables.database() as database:
         advance(1.0, "asking the event table")
-        yield Run(tables, stack.enter_context(tables.database()), inside, stack)
+        yield Run(tables, database, inside)
 
 
 def shortened_name(name: str) -> str:

@@ -63,7 +63,7 @@ class RankComparison:
         limit: No unnamed rank is slower by more than this share of the step, at the confidence asked for.
         steps: Number of steps compared.
         ess: Effective sample size of these steps.
-        steps_needed: Number of steps that would show a rank slower by 5 % of the step; None if these steps would.
+        steps_needed: Number of steps that would show a rank slower by 5 % of the step; None if the limit is below.
     """
 
     slow: list[SlowRank]
@@ -121,7 +121,9 @@ def compare_ranks(
         limit=max(0.0, limit / length) if length else 0.0,
         steps=steps,
         ess=ess,
-        steps_needed=_steps_needed(error * steps**0.5, steps / ess, correction.tail, SHOWN_SHARE * length, steps),
+        steps_needed=None
+        if length and limit <= SHOWN_SHARE * length
+        else _steps_needed(error * steps**0.5, steps / ess, correction.tail, SHOWN_SHARE * length, steps),
     )
 
 

@@ -9,6 +9,7 @@ from tracekit.explain.cycles import MIN_CYCLES, find_cycles, stage_costs
 from tracekit.explain.outlier_steps import find_outlier_steps
 from tracekit.explain.slow_ranks import compare_ranks
 from tracekit.explain.stragglers_results import Sensitivity, StageReport, StepOutlier, Straggler
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,8 +78,8 @@ class StageComparison:
             self.cycles = find_cycles(np.stack([self._times(own) for own in self._stages.values()]), joined, meets)
         if self.cycles is None:
             self.notes.append(
-                f"stages cannot be compared: the ranks have {len(self.numbers)} steps in common, and {MIN_CYCLES} are needed "
-                "at least"
+                f"stages cannot be compared: the ranks have {counted(len(self.numbers), 'step')} in common, and at least "
+                f"{MIN_CYCLES} are needed"
             )
             return
         if not self.cycles.waits:

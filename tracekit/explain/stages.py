@@ -43,18 +43,28 @@ SELECT s.file, s.id FROM slice s ANTI JOIN around_steps a ON s.file = a.file AND
 WHERE s.phase = 'X' AND s.kind IN ('frame', 'step') AND (s.label <> 0 OR s.category IN ('python_function', 'Trace'))
 UNION ALL SELECT file, id FROM around_steps"""
 
+# A merge moves slices that cross others of their thread to tracks named (overlap), such as steps of torch.profiler that cross
+# the markers of a thread that tracekit records.
+_LANES: Final = r"""
+CREATE OR REPLACE TEMP TABLE lane AS
+SELECT l.pid, l.tid, min(o.tid) AS owner FROM tracks l JOIN tracks o ON o.pid = l.pid AND o.rank IS NOT DISTINCT FROM l.rank
+    AND coalesce(o.thread, 'thread ' || o.tid) = regexp_replace(l.thread, ' \(overlap( \d+)?\)$', '')
+WHERE regexp_matches(l.thread, ' \(overlap( \d+)?\)$') AND o.tid <> l.tid
+    AND l.pid IN (SELECT pid FROM slice WHERE category = 'training loop')
+GROUP BY l.pid, l.tid"""
+
 _SLICES: Final = """
-CREATE TEMP TABLE stage_slice AS
-SELECT s.rank, s.pid AS process, hash(s.pid, s.tid) AS thread,
+SELECT s.rank, s.pid AS process, hash(s.pid, coalesce(o.owner, s.tid)) AS thread,
     s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
-    s.kind = 'step' AS is_step, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
+    s.kind = 'step' AS is_step, s.kind = 'call' AS is_call, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
 FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
+LEFT JOIN lane o ON s.pid = o.pid AND s.tid = o.tid
 ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
 WHERE s.phase = 'X'
-    AND (s.kind IN ('loading', 'collective', 'step') OR s.kind = 'stage' AND (s.parent IS NULL OR p.id IS NOT NULL))"""
+    AND (s.kind IN ('loading', 'collective', 'step') OR s.kind IN ('stage', 'call') AND (s.parent IS NULL OR p.id IS NOT NULL))"""
 
 _OF_RANK: Final = """
-SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_step, is_outer FROM stage_slice
+SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_step, is_call, is_outer FROM stage_slice
 WHERE rank = {rank}"""
 
 _THREADS: Final = """
@@ -145,6 +155,7 @@ class _Thread:
     outer: Ints
     label: Ints
     is_collective: Bools
+    is_call: Bools
     loading: tuple[Ints, Ints]
     covered_ns: int
     gaps: list[Gap]
@@ -154,8 +165,7 @@ class _Thread:
 def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
-    database.run(_FRAMES)
-    database.run(_SLICES)
+    database.derive("stage_slice", _SLICES, before=[_FRAMES, _LANES], of=["label"])
     names = dict(database.run(_THREADS))
     trains = {
         (rank, process)
@@ -201,10 +211,10 @@ def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread | None:
         return None
     starts, ends = own["start_ns"][keep], own["start_ns"][keep] + own["duration_ns"][keep]
     label, collective, loading = own["label"][keep], own["collective"][keep], own["loading"][keep]
-    outer = own["is_outer"][keep]
+    outer, call = own["is_outer"][keep], own["is_call"][keep]
     order = np.lexsort((-ends, starts))
-    starts, ends, label, collective, loading, outer = (
-        values[order] for values in (starts, ends, label, collective, loading, outer)
+    starts, ends, label, collective, loading, outer, call = (
+        values[order] for values in (starts, ends, label, collective, loading, outer, call)
     )
     at = np.flatnonzero(outer)
     if not len(at):
@@ -237,6 +247,7 @@ def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread | None:
         outer=np.concatenate([np.full(len(at), -1), of]),
         label=np.concatenate([label[at], label[talks]]),
         is_collective=np.concatenate([collective[at], collective[talks]]),
+        is_call=np.concatenate([call[at], call[talks]]),
         loading=(starts[waits], ends[waits] - starts[waits]),
         covered_ns=int(owns.astype(float).sum()),
         gaps=_gaps(starts[at], ends[at], until, label[at], steps),
@@ -309,7 +320,8 @@ def _stage_times(run: Run, steps: RankSteps, threads: list[_Thread], name: str) 
         inner = thread.outer >= 0
         place[inner] = place[thread.outer[inner]]
         outer = np.where(inner, thread.label[np.maximum(thread.outer, 0)], -1)
-        keep = place >= 0
+        # A call of the runtime between stages is no gap, and no stage.
+        keep = (place >= 0) & ~thread.is_call
         keys, of = np.unique(np.stack([outer[keep], thread.label[keep]]), axis=1, return_inverse=True)
         of = of.reshape(-1)
         for at, (around, label) in enumerate(keys.T.tolist()):

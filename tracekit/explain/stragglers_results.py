@@ -68,7 +68,7 @@ class Sensitivity(Result, frozen=True, kw_only=True):
     Attributes:
         limit_share: No unnamed rank is slower by more than this share of a step, at the confidence asked for.
         ess: Effective sample size: the number of independent steps with the information of the steps compared.
-        steps_needed: Number of steps that would show a rank slower by 5 % of a step; None if these steps would.
+        steps_needed: Number of steps that would show a rank slower by 5 % of a step; None if the limit is below.
         noise: Standard deviation of each rank's time compared with the other ranks, as a share of a step.
     """
 

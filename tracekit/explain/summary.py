@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import check_names, check_paths
 from tracekit.explain.arrays import np
 from tracekit.explain.collectives import exposed_shares
-from tracekit.explain.gpu import gpu_gaps, gpu_times
+from tracekit.explain.gpu import gpu_times_and_gaps
 from tracekit.explain.run import open_run, shortened_name
 from tracekit.explain.stages import cut_notes, training_stages
 from tracekit.explain.stragglers import compare_run
@@ -42,10 +42,12 @@ _MIN_STEPS: Final = 200
 _LONG_STAGE: Final = 0.05
 _MAX_STEPS: Final = 20_000
 
+# Sums beyond 64 bits: Parquet has no wider integers.
 _MARKERS: Final = """
-SELECT rank, label, count(*), sum(duration_ns) AS total_ns, sum(self_ns), avg(duration_ns),
-    quantile_disc(duration_ns, [0.5, 0.95, 0.99]), sum(duration_ns) FILTER (step IS NOT NULL), min(start_ns),
-    max(start_ns + duration_ns)
+SELECT rank, label, count(*) AS slices, sum(duration_ns)::DECIMAL(38) AS total_ns, sum(self_ns)::DECIMAL(38) AS self_ns,
+    avg(duration_ns) AS mean_ns, quantile_disc(duration_ns, [0.5, 0.95, 0.99]) AS percentiles_ns,
+    (sum(duration_ns) FILTER (step IS NOT NULL))::DECIMAL(38) AS in_steps_ns, min(start_ns) AS first_ns,
+    max(start_ns + duration_ns) AS last_ns
 FROM slice WHERE {ranks} GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
 
 _MAX_COUNTED: Final = 20_000_000
@@ -135,7 +137,10 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
     totals = {rank: int(steps.durations.astype(float).sum()) for rank, steps in run.steps.ranks.items()}
     found = []
     spans: dict[int, tuple[int, int]] = {}
-    rows = (row for ranks in _rank_groups(run) for row in run.database.run(_MARKERS.format(ranks=ranks)))
+    rows: list[tuple[Any, ...]] = []
+    for number, ranks in enumerate(_rank_groups(run)):
+        run.database.derive(f"marker_{number}", _MARKERS.format(ranks=ranks), of=["label"])
+        rows += run.database.run(f"FROM marker_{number}")
     for rank, label, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span in rows:
         name, category, kind = run.labels[label]
         first, last = spans.get(rank, span)
@@ -183,14 +188,13 @@ def _devices(run: Run) -> tuple[dict[int, list[GPUTime]], list[GapSummary]]:
     """Return the devices of each rank, and their longest idle times."""
     names: dict[tuple[int, int], str] = {}
     found: dict[int, list[GPUTime]] = {}
-    for gpu in gpu_times(run.database):
+    times, idle = gpu_times_and_gaps(run.database, _MAX_GAPS_READ)
+    for gpu in times:
         rank = -1 if gpu.rank is None else gpu.rank
         names[rank, gpu.device] = gpu.name
         found.setdefault(rank, []).append(gpu)
-    if not found:
-        return {}, []
     gaps = []
-    for rank, device, start, length, after, before in gpu_gaps(run.database, _MAX_GAPS_READ):
+    for rank, device, start, length, after, before in idle:
         steps = run.steps.of(rank)
         moment = np.array([start])
         if not steps.is_pause(moment, moment + length)[0]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.cells import DEVICE_TIMES, NAME_HEAD, device_cells, name_rows, range_cells, step_cells
+from tracekit.explain.cells import (
+    DEVICE_TIMES,
+    NAME_HEAD,
+    device_cells,
+    name_rows,
+    range_cells,
+    step_cells,
+    telling_names,
+)
 from tracekit.explain.text import duration, share, shortened, shortened_apart, table
 from tracekit.wording import counted
 
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_RANKS: Final = 64
 _MAX_GAPS: Final = 5
+_WHERE_WIDTH: Final = 15
 _ENDS: Final = ("least", "median", "most", "on rank")
 _DEVICE_SHARES: Final = {"busy": "busy_ns", **DEVICE_TIMES}
 
@@ -44,11 +53,14 @@ def summary_lines(summary: TraceSummary, top: int, *, per_rank: bool = False) ->
     if summary.gaps:
         yield ""
         yield "longest gaps: nothing on the training thread, or nothing on a device"
+        threads = {(rank.rank, rank.training_thread) for rank in summary.ranks}
         rows = [
             (
                 duration(gap.length_ns),
                 str(gap.rank),
-                shortened(gap.where, 15),
+                "training thread"
+                if len(gap.where) > _WHERE_WIDTH and (gap.rank, gap.where) in threads
+                else shortened(gap.where, _WHERE_WIDTH),
                 "-" if gap.step is None else str(gap.step),
                 shortened(gap.after, 17),
                 shortened(gap.before, 17),
@@ -165,8 +177,12 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
     if per_rank or len(summary.ranks) == 1:
         yield "markers by total time"
         one_rank = len(summary.ranks) == 1
-        short = shortened_apart([marker.name for marker in markers[:top]], 26 if one_rank else 20)
-        rows = [(short[marker.name], *_marker_cells(marker, one_rank=one_rank)) for marker in markers[:top]]
+        names = telling_names(markers[:top])
+        short = shortened_apart(names.values(), 26 if one_rank else 20)
+        rows = [
+            (short[names[marker.name, marker.category]], *_marker_cells(marker, one_rank=one_rank))
+            for marker in markers[:top]
+        ]
         head = (
             "name",
             *(() if one_rank else ("rank",)),
@@ -182,8 +198,10 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
     else:
         yield "markers by total time, and the total time of a rank"
         found = name_rows(summary)
-        short = shortened_apart([row.name for row in found[:top]], 28)
-        yield from table(("name", *NAME_HEAD), [(short[row.name], *row.cells) for row in found[:top]])
+        names = telling_names(found[:top])
+        short = shortened_apart(names.values(), 28)
+        rows = [(short[names[row.name, row.category]], *row.cells) for row in found[:top]]
+        yield from table(("name", *NAME_HEAD), rows)
         left = len(found) - min(top, len(found))
     if left:
         yield f"  and {left:,} more; --top N shows N, --json all"

@@ -80,15 +80,20 @@ def _bound(
     if devices:
         words["whole"] = "time of the GPUs"
         per_device = [(rank, device, device.span_ns or 1) for rank, device in devices]
+        shown_ns = sum(device.communication_ns - device.hidden_ns for _, device, _ in per_device)
+        cpu_ns = sum(device.host_communication_ns for _, device, _ in per_device)
         shares["communication"] = [
-            ((device.communication_ns - device.hidden_ns) / span, rank) for rank, device, span in per_device
+            ((device.communication_ns - device.hidden_ns + device.host_communication_ns) / span, rank)
+            for rank, device, span in per_device
         ]
-        # While the CPU waits for data, it launches nothing.
+        # While the CPU waits for data or other ranks, it launches nothing.
         shares["launch"] = [
-            (max(0.0, device.host_bound_ns / span - input_share), rank) for rank, device, span in per_device
+            (max(0.0, (device.host_bound_ns - device.host_communication_ns) / span - input_share), rank)
+            for rank, device, span in per_device
         ]
         compute = [(device.compute_ns / span, rank) for rank, device, span in per_device]
-        part = {"communication": "communication that computing does not hide", "compute": "computing"}
+        exchange = "exchanging data, mostly by the CPU while GPUs are idle," if cpu_ns > shown_ns else ""
+        part = {"communication": exchange or "communication that computing does not hide", "compute": "computing"}
     else:
         shares["communication"] = [
             (

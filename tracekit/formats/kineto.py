@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-COLLECTIVE_NAMES: Final = "nccl:|gloo:|mpi:|ucc:|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|barrier|broadcast"
+COLLECTIVE_NAMES: Final = (
+    "nccl:|gloo:|mpi:|ucc:|all[ _-]?reduce|reduce[ _-]?scatter|all[ _-]?gather|all[ _-]?to[ _-]?all|barrier|broadcast"
+)
 """A case-insensitive pattern for CPU slices that wait for other ranks. It is valid in Python and in DuckDB."""
 
 LOADING_NAMES: Final = "data[ _-]?load|dataiter|next_batch|get_batch"
@@ -19,6 +21,9 @@ GPU_ACTIVITIES: Final = ("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset
 
 GPU_SHADOWS: Final = ("gpu_user_annotation", "cuda_sync", "cuda_event", "hardware_counters", "mtia_ccp_events")
 """Categories of other events on a device, such as copies of CPU slices."""
+
+RUNTIME_CALLS: Final = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime")
+"""Categories of the calls by which a CPU launches work on a device, or waits for it."""
 
 GPU_CATEGORIES: Final = frozenset(f'"{name}"'.encode() for name in (*GPU_ACTIVITIES, *GPU_SHADOWS))
 """Categories (as JSON text) of events that happen on a device, not on a thread of the process."""

@@ -11,6 +11,7 @@ from tracekit.table.columns import FileFacts, TrackFacts, read_columns
 from tracekit.table.database import Database, Limits
 from tracekit.table.extend import extend_tables, rows_of, write_columns
 from tracekit.table.growth import Growth, Part
+from tracekit.table.plain_columns import ALL_ARGS, KEY_ARGS
 from tracekit.table.steps import COUNTS, Step
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tracekit.table.plain_columns import PlainColumns
 
 FACTS: Final = "facts"
+KEY_ARGS_FILE: Final = "key_args.parquet"
+"""The arguments of events with `has_key_args`. Files that may grow have none."""
 _TABLES: Final = ("events", "counters", "flows")
 LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)
 """The limits of the engine in a process that builds entries."""
@@ -48,13 +51,17 @@ def build_entry(
     """
     growth = Growth()
     with Database(folder, LIMITS) as database:
-        columns, facts = _read(path, folder, given_steps=given_steps, progress=progress, growth=growth)
+        columns, facts = _read(
+            path, folder, given_steps=given_steps, progress=progress, growth=growth, keeps_args=KEY_ARGS
+        )
         for name in _TABLES:
             write_columns(database, columns, name, folder / f"{name}.parquet")
         parts = {name: [Part(f"{name}.parquet", 0, facts.rows[name])] for name in _TABLES}
         if growth.rows and not facts.has_given_steps:
             growth.parts = parts
             growth.save(folder)
+        else:
+            write_columns(database, columns, "args", folder / KEY_ARGS_FILE)
         _finish(database, facts, folder, parts)
 
 
@@ -108,7 +115,7 @@ def build_args(path: str, folder: Path, name: str) -> None:
         StorageError: The file cannot be read, or the folder cannot be written.
     """
     with Database(folder, LIMITS) as database:
-        columns, _ = _read(path, folder, keeps_args=True)
+        columns, _ = _read(path, folder, keeps_args=ALL_ARGS)
         write_columns(database, columns, "args", folder / name)
 
 

@@ -15,7 +15,7 @@ from tracekit.formats.trace_event import decode_event, decode_json, decode_or_no
 from tracekit.storage import without_secrets
 from tracekit.table.account import AccountCollector
 from tracekit.table.growth import NewBytes
-from tracekit.table.plain_columns import DEVICE_CATEGORIES, PlainColumns
+from tracekit.table.plain_columns import DEVICE_CATEGORIES, NO_ARGS, PlainColumns
 from tracekit.table.rows import RowWriter
 from tracekit.table.steps import Step, step_columns
 from tracekit.traces.inputs import base_of, merged_ranks, stated_rank
@@ -92,7 +92,7 @@ def read_columns(
     path: str,
     *,
     folder: str | None = None,
-    keeps_args: bool = False,
+    keeps_args: int = NO_ARGS,
     given_steps: Callable[[FileFacts], list[Step]] | None = None,
     progress: Callable[[int], None] | None = None,
     growth: Growth | None = None,
@@ -102,7 +102,7 @@ def read_columns(
     Args:
         path: File or URL.
         folder: The folder of the scratch file; the system's folder for temporary files if None.
-        keeps_args: Fill the table ``args`` too.
+        keeps_args: The events in the table ``args``: `NO_ARGS`, `KEY_ARGS` or `ALL_ARGS`.
         given_steps: Returns steps to use in place of those of the file, for its facts; an empty list keeps its own.
         progress: Called with the number of unpacked bytes read so far.
         growth: The state behind the rows that are known already, which are not read again; set to the new state. Its `rows` are
@@ -151,7 +151,7 @@ def read_columns(
     return sink, facts
 
 
-def new_columns(folder: str | None, *, keeps_args: bool = False) -> _merge.Columns | PlainColumns:
+def new_columns(folder: str | None, *, keeps_args: int = NO_ARGS) -> _merge.Columns | PlainColumns:
     """Return empty columns; ``folder`` is that of the scratch file."""
     if core.merge is None:
         return PlainColumns(keeps_args=keeps_args)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from typing_extensions import Self
+
 T = TypeVar("T")
 
 # No comments: what follows must be the statement that the engine explains.
@@ -88,7 +90,7 @@ class Database:
             config["threads"] = limits.threads
         self._connection = duckdb.connect(":memory:", config=config)
 
-    def __enter__(self) -> Database:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -24,19 +24,28 @@ COLUMNS: Final = {
 DEVICE_CATEGORIES: Final = tuple(sorted(category.strip(b'"') for category in GPU_CATEGORIES))
 """The categories of events on a device."""
 
+NO_ARGS, ALL_ARGS, KEY_ARGS = range(3)
+"""Which events have a row in the table ``args``: none, all, or those with `has_key_args`."""
+
+_KEY_NAMES: Final = (b"nccl", b"gloo:", b"record_param_comms", b"[memory]", b"tracekit.gap")
 _MAX_OPEN: Final = 512
 _MAX_SEARCH: Final = 100
 _MAX_LAUNCHES: Final = 4 * 1024 * 1024
+
+
+def has_key_args(category: bytes | None, name: bytes, args: bytes) -> bool:
+    """Return True for events whose arguments answer questions: collectives, memory, and gaps of a recording."""
+    return name.startswith(_KEY_NAMES) or (category in DEVICE_CATEGORIES and b'"Collective name"' in args)
 
 
 class PlainColumns:
     """The plain equivalent of the core's ``Columns``: the same methods, and `rows`.
 
     Args:
-        keeps_args: Fill the table ``args`` too.
+        keeps_args: The events in the table ``args``.
     """
 
-    def __init__(self, *, keeps_args: bool = False) -> None:
+    def __init__(self, *, keeps_args: int = NO_ARGS) -> None:
         self._keeps_args = keeps_args
         self._tables: dict[str, list[list[Any]]] = {name: [] for name in COLUMNS}
         self._tracks: dict[tuple[bytes, bytes], int] = {}
@@ -86,7 +95,10 @@ class PlainColumns:
         late = [NO_VALUE] * 4
         others = [correlation, flow, stream, device, size_bytes, process_group]
         rows.append([track, category, name, phase, start_ns, duration_ns, *late, *others])
-        if self._keeps_args and args is not None:
+        is_kept = self._keeps_args == ALL_ARGS or (
+            self._keeps_args == KEY_ARGS and args is not None and has_key_args(category, name, args)
+        )
+        if is_kept and args is not None:
             self._tables["args"].append([number, args])
         return number
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.storage import basename, without_secrets
-from tracekit.table.build import build_args, read_facts
+from tracekit.table.build import KEY_ARGS_FILE, build_args, read_facts
 from tracekit.table.cache import open_cache
 from tracekit.table.columns import Head, peek_head
 from tracekit.table.database import Database, Limits, check_available
+from tracekit.table.derived import RunDatabase
 from tracekit.table.jobs import Job, build_all
 from tracekit.table.plain_columns import COLUMNS
 from tracekit.table.schema import TABLES
@@ -25,6 +26,9 @@ from tracekit.traces.inputs import find_traces
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
+
+MIN_DERIVED_EVENTS: Final = 500_000
+"""The events of a run from which on the tables that questions derive from them are cached."""
 
 _ARGS: Final = "args.parquet"
 _PROBE: Final = "args_probe"
@@ -144,36 +148,51 @@ class EventTables:
             yield database, self._prepare(database, sql)
 
     @contextlib.contextmanager
-    def database(self, *, args: bool = False) -> Iterator[Database]:
-        """Open a connection with the views, for statements of tracekit itself.
-
-        Args:
-            args: True if the statements read arguments, for which each file is read once more. The view ``event_args`` has the
-                arguments by file and id.
-        """
+    def database(self) -> Iterator[RunDatabase]:
+        """Open a connection with the views, for statements of tracekit itself; ``args`` of ``events`` are NULL."""
         with (
             tempfile.TemporaryDirectory(prefix="tracekit-query-") as scratch,
-            Database(Path(scratch), Limits()) as database,
+            RunDatabase(Path(scratch), self._cache, self._identity, self._key_args) as database,
         ):
             self._create_views(database)
-            for entry in self._entries if args else ():
-                self._add_args(entry)
-            self._create_events(database, "files" if args else "none")
+            self._create_events(database, "none")
             yield database
+
+    @property
+    def _identity(self) -> str:
+        """A text that identifies the events of a large run that has ended; empty for other runs."""
+        if sum(entry.facts["rows"]["events"] for entry in self._entries) < MIN_DERIVED_EVENTS or any(
+            entry.facts["account"]["is_cut"] for entry in self._entries
+        ):
+            return ""
+        return repr(
+            [(entry.folder.name, entry.rank, entry.nested and entry.nested.parent.name) for entry in self._entries]
+        )
+
+    def _args(self) -> list[Path]:
+        """Return the tables of arguments. Files without cached ones are read again."""
+        for entry in self._entries:
+            self._add_args(entry)
+        return [entry.folder / _ARGS for entry in self._entries]
+
+    def _key_args(self) -> list[Path]:
+        """Return the tables with the arguments of events with `has_key_args`; some have those of all events."""
+        for entry in self._entries:
+            if not (entry.folder / KEY_ARGS_FILE).exists():
+                self._add_args(entry)
+        keys = [entry.folder / KEY_ARGS_FILE for entry in self._entries]
+        return [key if key.exists() else key.with_name(_ARGS) for key in keys]
 
     def _prepare(self, database: Database, sql: str) -> str:
         """Create the views for a query, and lock the connection; return the statement."""
         statement = database.check(sql)
         self._create_views(database)
         # Arguments are read from the traces only if the plan of the query has them.
-        has_args = database.reads(statement, _PROBE, "args")
-        if has_args:
-            for entry in self._entries:
-                self._add_args(entry)
-        self._create_events(database, "files" if has_args else "none")
+        args = self._args() if database.reads(statement, _PROBE, "args") else []
+        self._create_events(database, "files" if args else "none")
         tables = ("events", "counters", "flows")
         paths = [entry.folder / part[0] for entry in self._entries for name in tables for part in entry.parts(name)]
-        database.lock([*paths, *([entry.folder / _ARGS for entry in self._entries] if has_args else [])])
+        database.lock([*paths, *args])
         return statement
 
     # Entries.
@@ -334,8 +353,7 @@ class EventTables:
             join = f" LEFT JOIN {_PROBE} a ON a.file = e.file_index AND a.id = e.file_row_number"
         elif args == "files":
             source = database.read_parquet([entry.folder / _ARGS for entry in self._entries])
-            database.run(f"CREATE VIEW event_args AS SELECT file_index AS file, id, args FROM {source}")
-            join = " LEFT JOIN event_args a ON a.file = e.file_index AND a.id = e.file_row_number"
+            join = f" LEFT JOIN {source} a ON a.file_index = e.file_index AND a.id = e.file_row_number"
         database.run(
             f"CREATE OR REPLACE VIEW events AS SELECT {_columns('events', own, 'e')} FROM {self._source(database, 'events')} e "
             "JOIN tracks t ON t.file = e.file_index AND t.track = e.track "

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.event_table import EventTable
 from tracekit.explain import gpu as gpu_module
-from tracekit.explain.gpu import Copies, GPUReport, explain_gpu, gpu_gaps, gpu_times
+from tracekit.explain.gpu import Copies, GPUReport, explain_gpu, gpu_times_and_gaps
 from tracekit.explain.gpu_text import gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -142,6 +142,42 @@ def test_copies_are_added_up_by_direction() -> None:
     ]
 
 
+def test_pauses_of_the_profiler_are_no_idle_time() -> None:
+    table = EventTable()
+    for start_ns in (0, 100_000):
+        table.add(category="Trace", name="PyTorch Profiler (0)", start_ns=start_ns, duration_ns=1000)
+        for number in range(2):
+            begin = start_ns + 100 + 300 * number
+            _call(table, begin - 20, begin - 10, begin)
+            _activity(table, "compute", begin, begin + 100, correlation=begin)
+    (gpu,), gaps = gpu_times_and_gaps(table, 10)
+    assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns, gpu.host_bound_ns) == (800, 400, 400, 400)
+    assert [length for _, _, _, length, _, _ in gaps] == [200, 200]
+    (stream,) = explain_gpu(table).streams
+    assert (stream.host_bound_ns, stream.dependency_ns, stream.other_ns) == (400, 0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=8),
+)
+def test_idle_time_while_the_cpu_exchanges_data_equals_a_count_of_moments(
+    exchanges: list[tuple[int, int]], kernels: list[tuple[int, int]]
+) -> None:
+    table, busy = EventTable(), set()
+    for start_ns, length_ns in exchanges:
+        table.add(category="user_annotation", name="gloo:all_reduce", start_ns=start_ns, duration_ns=length_ns)
+    for number, (start_ns, length_ns) in enumerate(kernels):
+        _call(table, start_ns, start_ns, number)
+        _activity(table, "compute", start_ns, start_ns + length_ns, correlation=number)
+        busy.update(range(start_ns, start_ns + length_ns))
+    (gpu,), _ = gpu_times_and_gaps(table, 0)
+    within = {moment for start, length in exchanges for moment in range(start, start + length)}
+    idle = set(range(min(busy), max(busy))) - busy
+    assert gpu.host_bound_ns == len(idle)
+    assert gpu.host_communication_ns == len(idle & within)
+
+
 def test_memory_comes_from_the_events_of_the_allocator() -> None:
     table = EventTable()
     for time_ns, change, total in ((10, 500, 500), (20, 700, 1200), (30, -500, 700)):
@@ -215,8 +251,7 @@ def test_longest_gaps_are_those_between_the_busy_moments(
         _activity(table, kind, start_ns, start_ns + length_ns + 1)
         busy.update(range(start_ns, start_ns + length_ns + 1))
     with mock.patch.object(gpu_module, "_PIECE", piece):
-        gpu_times(table)
-        found = [length for _, _, _, length, _, _ in gpu_gaps(table, most)]
+        found = [length for _, _, _, length, _, _ in gpu_times_and_gaps(table, most)[1]]
     ordered = sorted(busy)
     gaps = [after - before - 1 for before, after in pairwise(ordered) if after - before > 1]
     assert sorted(found) == sorted(sorted(gaps, reverse=True)[:most])

@@ -15,6 +15,7 @@ from tests.benchmarks.summary_speed import measure
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.cli import main
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
+from tracekit.explain.summary_text import summary_lines
 from tracekit.explain.text import certainty, duration, shortened, shortened_apart, table
 
 if TYPE_CHECKING:
@@ -41,6 +42,44 @@ def summary_of(tmp_path: Path, *events: dict[str, Any], **header: Any) -> TraceS
 
 def by_name(summary: TraceSummary) -> dict[str, MarkerSummary]:
     return {marker.name: marker for marker in summary.markers}
+
+
+def test_calls_of_the_runtime_are_stages_only_if_they_wait_for_the_device(tmp_path: Path) -> None:
+    summary = summary_of(
+        tmp_path,
+        x("ProfilerStep#1", 0, 100, cat="user_annotation"),
+        x("forward", 1, 50, cat="user_annotation"),
+        x("cudaEventQuery", 60, 5, cat="cuda_runtime"),
+        x("cudaStreamSynchronize", 70, 20, cat="cuda_runtime"),
+    )
+    assert [stage.name for stage in summary.ranks[0].stages] == ["forward", "cudaStreamSynchronize"]
+    assert summary.ranks[0].unrecorded_ns == 30_000
+    assert by_name(summary)["cudaEventQuery"].total_ns == 5_000
+
+
+def test_slices_that_a_merge_moved_to_an_overlap_track_are_of_their_thread(tmp_path: Path) -> None:
+    lane = 3_221_225_472
+    names = [(1, "MainThread"), (lane, "MainThread (overlap)")]
+    summary = summary_of(
+        tmp_path,
+        *({"ph": "M", "name": "thread_name", "pid": 1, "tid": tid, "args": {"name": name}} for tid, name in names),
+        x("batch", 0, 100, tid=9, cat="training loop", args={"batch": 1}),
+        x("ProfilerStep#1", 0, 100, tid=lane, cat="user_annotation"),
+        x("forward", 1, 9, tid=lane, cat="timer"),
+        x("forward", 2, 8),
+        x("backward", 10, 50),
+        x("optimizer", 60, 30, tid=lane),
+    )
+    assert summary.ranks[0].training_thread == "MainThread"
+    stages = {stage.name: stage.total_ns for stage in summary.ranks[0].stages}
+    assert stages == {"forward": 9_000, "backward": 50_000, "optimizer": 30_000}
+
+
+def test_markers_of_one_name_show_their_categories(tmp_path: Path) -> None:
+    slices = [x("forward", 0, 50, cat="timer"), x("forward", 60, 40, cat="gpu_user_annotation"), x("other", 200, 9)]
+    lines = list(summary_lines(summary_of(tmp_path, *slices), 20))
+    rows = lines[lines.index("markers by total time") + 2 :][:3]
+    assert [row[2:].split("  ")[0] for row in rows] == ["forward (timer)", "forward (gpu_user…otation)", "other"]
 
 
 # Reading.

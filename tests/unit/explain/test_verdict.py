@@ -71,6 +71,17 @@ def verdict(summary: TraceSummary) -> tuple[str, str]:
             ("compute", "The run is compute-bound: forward takes 70.0% of the step."),
         ),
         (
+            {"forward": 20, "all-reduce": 80},
+            {"gemm": 10, "add": 5},
+            (
+                "communication",
+                (
+                    "The run is communication-bound: exchanging data, mostly by the CPU while GPUs are idle, takes 79.3% of "
+                    "the time of the GPUs."
+                ),
+            ),
+        ),
+        (
             {"forward": 100},
             {"gemm": 10, "add": 10},
             ("launch", "The run is launch-bound: for 79.2% of the time, GPUs are idle until the CPU launches work."),

@@ -10,6 +10,7 @@ import pytest
 
 from tracekit.table.arrow import ArrowTable
 from tracekit.table.columns import FileFacts, read_columns
+from tracekit.table.plain_columns import ALL_ARGS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ class FileTables:
         return ArrowTable(name, self._read)
 
     def _read(self) -> Any:
-        columns, self.facts = read_columns(str(self._path), keeps_args=True)
+        columns, self.facts = read_columns(str(self._path), keeps_args=ALL_ARGS)
         self.reads += 1
         return columns
 

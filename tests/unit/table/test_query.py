@@ -338,7 +338,15 @@ def test_the_cache_is_private_and_no_cache_leaves_nothing(tmp_path: Path, cache:
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(entry.stat().st_mode) == 0o700 for entry in cache.iterdir())
     assert sorted(file.name for entry in cache.iterdir() for file in entry.iterdir()) == [
-        *("counters.parquet", "events.parquet", "facts", "flows.parquet", "steps.parquet", "tracks.parquet")
+        *(
+            "counters.parquet",
+            "events.parquet",
+            "facts",
+            "flows.parquet",
+            "key_args.parquet",
+            "steps.parquet",
+            "tracks.parquet",
+        )
     ]
 
 

@@ -1,0 +1,132 @@
+"""Tests of the tables that questions derive from the events of large runs, and the cache keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tracekit import diff_traces, find_stragglers, summarize_traces
+from tracekit.cli import main
+from tracekit.table import tables
+from tracekit.table.cache import FOLDER_VARIABLE
+from tracekit.table.derived import RunDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use a cache of the test, which also keeps what small runs derive."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(tables, "MIN_DERIVED_EVENTS", 1)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> list[str]:
+    """Write the traces of two ranks with markers, kernels, launches, collectives and memory."""
+    paths = []
+    for rank in range(2):
+        events = [event for step in range(12) for event in _step(rank, step)]
+        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+        path = tmp_path / f"rank{rank}.json"
+        path.write_text(json.dumps(document))
+        paths.append(str(path))
+    return paths
+
+
+def _step(rank: int, step: int) -> list[dict[str, Any]]:
+    start = 1000 * step
+    group = {
+        "Collective name": "allreduce",
+        "In msg nelems": 10,
+        "Out msg nelems": 10,
+        "Group size": 2,
+        "dtype": "Float",
+    }
+    launch = {"correlation": step + 1}
+    kernel = {"stream": 7, "device": 0}
+    slices: list[tuple[str, str, int, int, int, dict[str, Any]]] = [
+        (f"ProfilerStep#{step}", "user_annotation", 0, 1000, 1, {}),
+        ("train", "user_annotation", 1, 900, 1, {}),
+        ("forward", "user_annotation", 5, 300 + 100 * rank, 1, {}),
+        ("cudaLaunchKernel", "cuda_runtime", 10, 5, 1, launch),
+        ("gemm", "kernel", 20, 200, 7, kernel | launch),
+        ("ncclDevKernel_AllReduce_Sum", "kernel", 600, 90 - 50 * rank, 7, kernel | group),
+    ]
+    memory = {"Total Allocated": step, "Total Reserved": 64, "Bytes": 1, "Device Type": 1, "Device Id": 0}
+    return [
+        {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "pid": 1, "tid": 1, "ts": start, "args": memory},
+        *(
+            {"ph": "X", "name": name, "cat": cat, "pid": 1, "tid": tid, "ts": start + at, "dur": dur, "args": args}
+            for name, cat, at, dur, tid, args in slices
+        ),
+    ]
+
+
+def answers(traces: list[str], capsys: pytest.CaptureFixture[str], inside: tuple[str, ...] = ()) -> list[object]:
+    """Return the answers to all questions about two ranks."""
+    main(["gpu", "--json", *traces])
+    return [
+        summarize_traces(traces, inside=inside),
+        find_stragglers(traces, inside=inside),
+        diff_traces(traces, rank_a=0, rank_b=1, inside=inside),
+        json.loads(capsys.readouterr().out),
+    ]
+
+
+def test_answers_are_equal_with_derived_tables_new_ones_and_none(
+    traces: list[str], cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = answers(traces, capsys)
+    entries = sorted(cache.iterdir())
+    assert answers(traces, capsys) == first
+    assert sorted(cache.iterdir()) == entries
+    monkeypatch.setattr(tables, "MIN_DERIVED_EVENTS", 10_000)
+    assert answers(traces, capsys) == first
+    assert sorted(cache.iterdir()) == entries
+
+
+def test_second_question_does_not_scan_the_events(
+    traces: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = answers(traces, capsys)
+    statements: list[str] = []
+    for name in ("run", "columns", "iterate"):
+        own = getattr(RunDatabase, name)
+
+        def noted(self: RunDatabase, sql: str, own: Callable[..., Any] = own) -> Any:
+            statements.append(sql)
+            return own(self, sql)
+
+        monkeypatch.setattr(RunDatabase, name, noted)
+    assert answers(traces, capsys) == first
+    asked = [sql for sql in statements if not sql.lstrip().startswith("CREATE")]
+    assert asked
+    assert [sql for sql in asked if re.search(r"\b(events|slice)\b(?! FROM)", sql)] == []
+
+
+def test_tables_that_depend_on_other_names_are_derived_again(
+    traces: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = summarize_traces(traces)
+    inside = summarize_traces(traces, inside=["train"])
+    assert [stage.name for stage in plain.ranks[0].stages] == ["train"]
+    assert inside.ranks[0].stages[0].name == "forward"
+    assert summarize_traces(traces) == plain
+    assert answers(traces, capsys, ("train",))[0] == inside
+
+
+def test_recording_that_has_not_ended_keeps_no_derived_tables(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text('[\n{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5},\n')
+    summarize_traces([str(path)])
+    assert list(cache.glob("*/table.parquet")) == []
+    path.write_text('[\n{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5}\n]\n')
+    summarize_traces([str(path)])
+    assert list(cache.glob("*/table.parquet")) != []

@@ -1,0 +1,83 @@
+"""Tables that questions derive from the events, kept in the cache so that the next question finds them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from tracekit.table.build import FACTS
+from tracekit.table.database import Database, Limits
+from tracekit.table.schema import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tracekit.table.cache import TableCache
+
+
+class RunDatabase(Database):
+    """A connection to the event table of a run, for statements of tracekit itself.
+
+    Args:
+        scratch: A private folder for what exceeds the memory.
+        cache: The cache of derived tables.
+        source: Identifies the events; empty to keep no derived tables.
+        args: Returns the tables of arguments.
+    """
+
+    def __init__(self, scratch: Path, cache: TableCache, source: str, args: Callable[[], Sequence[Path]]) -> None:
+        super().__init__(scratch, Limits())
+        self._cache = cache
+        self._source = source
+        self._args = args
+        self._has_args = False
+        self._keys: dict[str, str] = {}
+
+    def add_args(self) -> None:
+        """Create the view ``event_args``: by file and id, the arguments of events with `has_key_args`, and perhaps of others.
+
+        Raises:
+            StorageError: A file cannot be read, or the cache cannot be written.
+        """
+        if not self._has_args:
+            source = self.read_parquet(self._args())
+            self.run(f"CREATE VIEW event_args AS SELECT file_index AS file, id, args FROM {source}")
+            self._has_args = True
+
+    def derive(
+        self, name: str, sql: str, *, before: Sequence[str] = (), of: Sequence[str] = (), args: bool = False
+    ) -> None:
+        """Create a table from a query, or find it in the cache.
+
+        Args:
+            name: Its name.
+            sql: The query. The key of the cache holds its text.
+            before: Statements to run first, unless the table is in the cache.
+            of: The derived tables that the query or the statements read.
+            args: True if they read ``event_args``.
+
+        Raises:
+            StorageError: A file cannot be read, or the cache cannot be written.
+            QueryError: The engine has failed.
+        """
+
+        def prepare() -> None:
+            if args:
+                self.add_args()
+            for statement in before:
+                self.run(statement)
+
+        def build(folder: Path) -> None:
+            prepare()
+            self.write_parquet(sql, folder / "table.parquet")
+            (folder / FACTS).write_text("{}", encoding="ascii")
+
+        if not self._source:
+            prepare()
+            self.run(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
+            return
+        parts = (VERSION, self._source, [self._keys[one] for one in of], *before, sql)
+        key = self._keys[name] = hashlib.blake2b(repr(parts).encode(), digest_size=20).hexdigest()
+        folder = self._cache.find(key) or self._cache.add(key, build)
+        self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM {self.read_parquet([folder / 'table.parquet'])}")
