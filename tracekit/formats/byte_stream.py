@@ -6,6 +6,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.file_kinds import packing_of
 from tracekit.formats.gzip_codec import InflateError, inflater
 from tracekit.formats.unpacked_file import UnpackedFile
 from tracekit.storage import without_secrets
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 256 * 1024
 """Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
 small enough for the processor's cache."""
-
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class Closing:
@@ -86,7 +85,7 @@ class ByteStream(TraceStream):
         super().__init__(without_secrets(path))
         self._file = UnpackedFile(path, limit_bytes)
         self._packed = self._read_file()
-        self._is_gzip = self._packed.startswith(_GZIP_MAGIC)
+        self._is_gzip = packing_of(self._packed) == "gzip"
         self.packing = self._file.packing or ("gzip" if self._is_gzip else "")
         self.compressed = bool(self.packing)
         self._inflater: Any = inflater() if self._is_gzip else None

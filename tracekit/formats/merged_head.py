@@ -87,11 +87,11 @@ def merge_decisions(header: Mapping[str, Any]) -> dict[str, Any]:
     return merge if isinstance(merge, dict) else {}
 
 
-def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int]:
-    """Return the rank of each pid of a merged trace, as far as its header contains it."""
+def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int] | None:
+    """Return the rank of each pid of a merged trace, as far as its header contains it; None for any other trace."""
     own = header.get(MERGED_KEY)
-    if not isinstance(own, dict):
-        return {}
+    if not isinstance(own, dict) or "merge" not in own:
+        return None
     merge = merge_decisions(header)
     if "pid_stride" in merge:
         stride, rows = merge["pid_stride"], merge.get("ranks")

@@ -8,15 +8,12 @@ import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import MissingExtraError, StorageError, TraceFormatError
+from tracekit.formats.file_kinds import packing_of
 from tracekit.storage import open_read, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
-"""First bytes of zstd data: a frame, or a skippable frame as written by pzstd."""
-
-_ZIP: Final = b"PK\x03\x04"
 _FIRST_BYTES: Final = 256 * 1024
 """The piece size of `tracekit.formats.byte_stream`, so that it receives the first piece without a copy."""
 
@@ -53,11 +50,12 @@ class UnpackedFile:
         self._read: Callable[[int], bytes] = self._read_plain
         try:
             self._head = self.read(_FIRST_BYTES)
-            if ZSTD.match(self._head):
-                self.packing = "zstd"
+            packing = packing_of(self._head)
+            if packing == "zstd":
+                self.packing = packing
                 self._read = _ZstdReader(self._read_plain, self._path).read
-            elif self._head.startswith(_ZIP):
-                self.packing = "zip"
+            elif packing == "zip":
+                self.packing = packing
                 self._read = _open_member(self._file, self._path).read
         except BaseException:
             self._file.close()

@@ -6,15 +6,13 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
-from tracekit.formats import merged_head
 from tracekit.formats.kineto import rank_in_name, rank_of_header
-from tracekit.formats.merged_head import MERGED_KEY
 from tracekit.formats.rank_trace import BASE_TIME_KEY
 from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
 ANONYMOUS: Final = ".anonymous.json"
 """The ending of the copies of `tracekit anonymise` in place of that of the trace, without ``.gz``."""
@@ -80,12 +78,6 @@ def stated_rank(
     if stated is not None:
         return stated[0]
     return next(iter(composer_ranks)) if len(composer_ranks) == 1 else rank_in_name(basename(path))
-
-
-def merged_ranks(header: dict[str, Any]) -> Mapping[Any, int] | None:
-    """Return the rank of each ``pid`` of a merged trace; None when the header is not that of one."""
-    own = header.get(MERGED_KEY)
-    return merged_head.merged_ranks(header) if isinstance(own, dict) and "merge" in own else None
 
 
 def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:

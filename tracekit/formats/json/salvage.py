@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import PHASES, raw_field
+from tracekit.formats.file_kinds import GZIP_MAGIC
 from tracekit.formats.json.reader import HEADER_KEYS, RawEvent, TraceReader, decode
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_run
@@ -27,7 +28,6 @@ _METADATA: Final = f'"{METADATA_EVENT}"'.encode()
 TEAR: Final = b"\0"
 """Stands in the text where something of the packed file could not be unpacked: no JSON holds it, so nothing grows together."""
 
-_MAGIC: Final = b"\x1f\x8b"
 _MEMBER: Final = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")
 _NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _GZIP_WBITS: Final = 31
@@ -215,9 +215,9 @@ class SalvageStream(ByteStream):
                 # Gzip files may have several members, and end with zeros as padding.
                 self._packed = self._packed.lstrip(b"\0")
                 if self._packed:
-                    if len(self._packed) < len(_MAGIC):
+                    if len(self._packed) < len(GZIP_MAGIC):
                         self._more()
-                    if not self._packed.startswith(_MAGIC):
+                    if not self._packed.startswith(GZIP_MAGIC):
                         self._damaged_at = self._read_bytes - len(self._packed)
                         self._find_member("what follows is no gzip data")
                         return TEAR

@@ -85,6 +85,8 @@ def scan_value(text: bytes, at: int) -> tuple[int, bool]:
 
     A value that is cut breaks at the end of the text. So does a number before it, which may go on.
     """
+    if core.merge is not None and text.startswith(b"{", at) and (found := core.merge.find_events(text, at, at + 1)):
+        return array("q", found)[1], True
     length = _FIRST_BYTES
     while True:
         part = text[at : at + length].decode("latin-1")
