@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from tracekit.formats.decimal_time import whole_number
+
 COLLECTIVE_NAMES: Final = "nccl:|gloo:|mpi:|ucc:|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|barrier|broadcast"
 """A case-insensitive pattern for CPU slices that wait for other ranks. It is valid in Python and in DuckDB."""
 
@@ -62,10 +64,8 @@ def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:
         (header.get("global_rank"), "global_rank"),
     ]
     for value, key in places:
-        if isinstance(value, str) and value.isdecimal():
-            return int(value), key
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value, key
+        if (rank := whole_number(value)) is not None:
+            return rank, key
     return None
 
 

@@ -133,7 +133,6 @@ def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _short_part(value: Any) -> tuple[Any, list[str]]:
-    """Return a value without its long items, and the names of these items."""
     if not isinstance(value, dict) or not _is_long(value):
         return value, []
     long = [name for name, item in value.items() if _is_long(item)]

@@ -158,7 +158,6 @@ def _zstd_decompressor(path: str) -> Callable[[], Any]:
 
 
 def _open_member(file: BinaryIO, path: str) -> Any:
-    """Open the only trace of a zip archive."""
     import zipfile
 
     if not file.seekable():

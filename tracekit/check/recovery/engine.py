@@ -141,7 +141,6 @@ def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:
 
 
 def _recover(path: str, file: BinaryIO | None, *, close: bool = False, compress: bool = False) -> _Recovery:
-    """Read a file to its end, and write what is kept of it."""
     recovery = _Recovery(path)
     if file is None:
         for _ in recovery.runs():

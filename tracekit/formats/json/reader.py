@@ -345,7 +345,6 @@ class TraceReader(Window):
             self._note("second_events", self._offset + key.start(), "traceEvents stands twice; both are read")
 
     def _read_value(self, key: re.Match[bytes]) -> bool:
-        """Read the value of the key at the present place."""
         name, ahead = key[1], key.end() - key.start()
         value = self._value_of(ahead, MAX_HEAD_BYTES if name == MERGED_KEY.encode() else _MAX_HEADER_BYTES)
         if value is None:
@@ -387,7 +386,6 @@ class TraceReader(Window):
         return found
 
     def _take_key(self, name: bytes, value: bytes) -> None:
-        """Keep a key of the object form and its value."""
         try:
             self.header[decode_any(b'"%b"' % name)] = decode_any(value)
         except REFUSED:
@@ -546,7 +544,6 @@ class TraceReader(Window):
         self._end_file()
 
     def _end_file(self) -> None:
-        """Note how the file ends."""
         at = self._offset + len(self.text)
         if self.in_events and self._is_hopeless():
             words = f"no event in the first {self.bytes_read} bytes; the rest is not read"
