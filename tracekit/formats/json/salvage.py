@@ -242,7 +242,7 @@ class SalvageStream(ByteStream):
         inflater, self._inflater = self._inflater, None
         if inflater.eof:
             return b""
-        self._damage("the gzip data is cut off")
+        self._note_damage("the gzip data is cut off")
         rest: bytes = inflater.flush()
         return rest
 
@@ -282,9 +282,9 @@ class SalvageStream(ByteStream):
         goes_on = (
             f"reading goes on at byte {self._read_bytes - len(self._packed)}" if self._inflater else "the rest is lost"
         )
-        self._damage(f"the gzip file is damaged at byte {self._damaged_at} ({reason}); {goes_on}")
+        self._note_damage(f"the gzip file is damaged at byte {self._damaged_at} ({reason}); {goes_on}")
 
-    def _damage(self, sentence: str) -> None:
+    def _note_damage(self, sentence: str) -> None:
         self.damage = self.damage or sentence
         if len(self.damages) < _KEPT_DAMAGES:
             self.damages.append(sentence)
@@ -297,8 +297,6 @@ class SalvageStream(ByteStream):
     def _read_file(self) -> bytes:
         piece = super()._read_file()
         self._read_bytes += len(piece)
-        if not piece and self._file.damage is not None and self._file.damage not in self.damages:
-            self._damage(self._file.damage)
         return piece
 
 
