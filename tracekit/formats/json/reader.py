@@ -248,7 +248,8 @@ class TraceReader(Window):
                     self.path,
                     (f"this is not a trace: it seems to be {seen}; " if seen else "this is not a trace: ")
                     + f"no traceEvents in its first {self.bytes_read} bytes"
-                    + (f" ({damage})" if damage else ""),
+                    + (f" ({damage})" if damage else "")
+                    + ("; it holds events, which tracekit recover saves" if _PHASE.search(head) else ""),
                 )
             if not self.in_events:
                 self._end_document()
