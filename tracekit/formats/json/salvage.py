@@ -205,6 +205,7 @@ class SalvageStream(ByteStream):
         self._damaged_at = 0
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked
         super().__init__(path)
+        self._read_bytes = len(self._packed)  # the first piece was read twice
         self._inflater = _inflater() if self._is_gzip else None
 
     def _inflate(self, limit: int) -> bytes:
