@@ -25,8 +25,9 @@ _EVENT: Final = re.compile(rb'\{[ \t\r\n]*"(?:ph|name|cat|pid|tid|ts|dur|id|args
 _HEADER: Final = re.compile(rb'\[[ \t\r\n]*\{[ \t\r\n]*"')
 _METADATA: Final = f'"{METADATA_EVENT}"'.encode()
 
-TEAR: Final = b"\0"
-"""Stands in the text where something of the packed file could not be unpacked: no JSON holds it, so nothing grows together."""
+TEAR: Final = b"\0\0"
+"""Stands in the text where something of the packed file could not be unpacked, as zeros do in a file after a crash. A single
+zero is a control character of a text, which is repaired."""
 
 _MEMBER: Final = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")
 _NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
@@ -80,7 +81,7 @@ class SalvageReader(TraceReader):
 
     def _decode_raw(self, body: bytes, spans: Sequence[int]) -> list[RawEvent] | None:
         events = decode_run(body)
-        if body.count(b'"ph"') > len(events):  # each is looked at alone
+        if body.count(b'"ph"') > sum(event.ph is not UNSET for event in events):  # each is looked at alone
             return None
         self._by_tracekit = self._by_tracekit or any(raw_field(event.name) == _METADATA for event in events)
         return [
@@ -163,7 +164,7 @@ class SalvageReader(TraceReader):
         return None if self._by_tracekit or self._lost_from is not None else super()._mend()
 
     def _may_mend(self, text: bytes) -> bool:
-        return b'"ph"' in text and b"\0" not in text and super()._may_mend(text)
+        return b'"ph"' in text and TEAR not in text and super()._may_mend(text)
 
     def _is_hopeless(self) -> bool:
         return False
