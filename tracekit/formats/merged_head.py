@@ -90,7 +90,7 @@ def merge_decisions(header: Mapping[str, Any]) -> dict[str, Any]:
 def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int] | None:
     """Return the rank of each pid of a merged trace, as far as its header contains it; None for any other trace."""
     own = header.get(MERGED_KEY)
-    if not isinstance(own, dict) or "merge" not in own:
+    if not isinstance(own, dict) or own.keys().isdisjoint(("merge", "processes")):
         return None
     merge = merge_decisions(header)
     if "pid_stride" in merge:
