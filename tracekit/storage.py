@@ -40,6 +40,9 @@ _NO_CREDENTIALS: Final = frozenset(
         "UnauthorizedSSOTokenError",
     }
 )
+PIPE_FOLDER: Final = "tracekit-pipe-"
+"""The beginning of the name of the folder of a copy of a pipe."""
+
 _PIECE_BYTES: Final = 8 << 20
 _REASON_CHARACTERS: Final = 300  # the reason may be an HTML page of a server
 _ONE_REQUEST_BYTES: Final = 5 << 30  # S3's limit for a single PUT
@@ -90,11 +93,12 @@ def is_remote(path: str) -> bool:
 def without_secrets(path: str) -> str:
     """Return ``path`` for messages and reports.
 
-    Omits user information and query of a URL. Escapes bytes of a file name that are not UTF-8.
+    Omits user information and query of a URL, and the folder of a copy of a pipe. Escapes bytes of a file name that are not
+    UTF-8.
     """
     path = escape_surrogates(path)
     if not is_remote(path):
-        return path
+        return basename(path) if PIPE_FOLDER in path else path
     scheme, rest = path.split("://", 1)
     rest = rest.split("?", 1)[0]
     host, slash, tail = rest.partition("/")

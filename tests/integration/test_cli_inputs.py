@@ -172,6 +172,7 @@ def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, 
     done = run(["merge", "-o", "piped.json", "-"], tmp_path, gzip.compress(ARRAY))
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"rank 3: stdin" in done.stdout
+    assert b"tracekit-pipe" not in done.stdout
     (tmp_path / "file.json").write_bytes(ARRAY)
     with (tmp_path / "file.json").open("rb") as file:
         done = run(["merge", "-o", "named.json", "-"], tmp_path, stdin=file)

@@ -167,6 +167,7 @@ HEADERS = (
     b'"a":NaN,"b":2,',
     b'"a":"\\ud83d","b":"\xff",',
     b'"a":"has "quotes" inside","b":2,',
+    b'"a":\t"has "quotes" inside",\n"b" : {"c": "x"y", "d": 3},\n"e": "x"y",\n',
     b'"a":{"traceEvents":[1],"b":2},',
     b'"a":"\\"traceEvents\\":[","b":2,',
     b'"traceEvents":null,"b":2,',

@@ -181,7 +181,6 @@ class _Texts:
         return b"%b,%b" % (cleaned[:-1], key) if found else b"{" + key
 
     def _clean_frame(self, frame: Any) -> Any:
-        """Return a stack frame with other words for the function and its place."""
         if not isinstance(frame, dict):
             return frame
         return {
@@ -255,7 +254,6 @@ def _decode(raw: bytes) -> str | None:
 
 
 def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and the JSON of the fields of an event that may hold texts."""
     for field in _TEXT_FIELDS:
         raw = getattr(event, field)
         if raw is not UNSET:

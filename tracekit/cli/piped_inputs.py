@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import CommandError, StorageError
-from tracekit.storage import basename, is_remote, without_secrets
+from tracekit.storage import PIPE_FOLDER, basename, is_remote, without_secrets
 
 if TYPE_CHECKING:
     import argparse
@@ -85,7 +85,7 @@ def _stdin(args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
 
 def _copied(source: str | int, name: str, stack: contextlib.ExitStack) -> str:
     """Copy a pipe to a private file, and return its path."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tracekit-pipe-"))
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PIPE_FOLDER))
     copy = Path(folder) / name
     try:
         with open(source, "rb", closefd=isinstance(source, str)) as pipe, copy.open("wb") as file:

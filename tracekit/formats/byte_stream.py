@@ -6,12 +6,14 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.errors import StorageError
+from tracekit.formats.file_kinds import packing_of
 from tracekit.formats.gzip_codec import InflateError, inflater
-from tracekit.formats.unpacked_file import UnpackedFile
-from tracekit.storage import without_secrets
+from tracekit.formats.unpacked_file import damage_errors, unpacker
+from tracekit.storage import open_read, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 256 * 1024
 """Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
 small enough for the processor's cache."""
-
-_GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class Closing:
@@ -74,7 +74,7 @@ class ByteStream(TraceStream):
 
     Args:
         path: The file or URL.
-        limit_bytes: The maximum that is read of the file; None for all.
+        limit_bytes: The maximum number of packed bytes that is read; None for all. A zip archive is always read whole.
 
     Raises:
         StorageError: The file is not there or cannot be read.
@@ -84,10 +84,22 @@ class ByteStream(TraceStream):
 
     def __init__(self, path: str, limit_bytes: int | None = None) -> None:
         super().__init__(without_secrets(path))
-        self._file = UnpackedFile(path, limit_bytes)
-        self._packed = self._read_file()
-        self._is_gzip = self._packed.startswith(_GZIP_MAGIC)
-        self.packing = self._file.packing or ("gzip" if self._is_gzip else "")
+        self._file = open_read(path)
+        self._left = 1 << 62 if limit_bytes is None else limit_bytes
+        self._head = b""
+        self._unpack: Callable[[int], bytes] | None = None
+        self.packing = ""
+        try:
+            self._head = self._read_file()
+            if (packing := packing_of(self._head)) in ("zstd", "zip"):
+                self.packing = packing
+                self._unpack = unpacker(packing, self._file, self._read_plain, self.path)
+            self._packed = self._read_file()
+        except BaseException:
+            self._file.close()
+            raise
+        self._is_gzip = packing_of(self._packed) == "gzip"
+        self.packing = self.packing or ("gzip" if self._is_gzip else "")
         self.compressed = bool(self.packing)
         self._inflater: Any = inflater() if self._is_gzip else None
         self._pending = False
@@ -150,9 +162,27 @@ class ByteStream(TraceStream):
         return True
 
     def _read_file(self) -> bytes:
-        piece = self._file.read(PIECE_BYTES)
-        self.damage = self.damage or self._file.damage
+        """Return the next piece without zstd and zip, but not without gzip."""
+        try:
+            return (self._unpack or self._read_plain)(PIECE_BYTES)
+        except damage_errors() as error:
+            self._unpack = lambda _: b""
+            self._note_damage(f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})")
+            return b""
+        except Exception as error:
+            # An object store raises other exceptions.
+            raise StorageError(f"{self.path}: cannot be read: {error}") from error
+
+    def _read_plain(self, size: int) -> bytes:
+        if self._head:
+            head, self._head = self._head[:size], self._head[size:]
+            return head
+        piece = self._file.read(min(size, self._left))
+        self._left -= len(piece)
         return piece
+
+    def _note_damage(self, sentence: str) -> None:
+        self.damage = self.damage or sentence
 
 
 class BytesStream(TraceStream):

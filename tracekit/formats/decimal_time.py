@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Final
+from typing import Any, Final
 
 EPOCH_NS: Final = 10**18
 """Times from this value on (September 2001) are ns since the epoch. Smaller times count from an unknown start."""
@@ -60,6 +60,13 @@ def parse_us(text: bytes) -> int | None:
     except (InvalidOperation, ValueError):
         return None
     return ns if -_LIMIT_NS <= ns <= _LIMIT_NS else None
+
+
+def whole_number(value: Any, below: int = 2**63) -> int | None:
+    """Return a decoded integer from 0 on, which may be a string of digits; None for any other value."""
+    if isinstance(value, str) and len(value) < 20 and value.isascii() and value.isdecimal():
+        value = int(value)
+    return value if type(value) is int and 0 <= value < below else None
 
 
 def format_us(ns: int) -> bytes:

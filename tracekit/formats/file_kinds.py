@@ -1,4 +1,4 @@
-"""Recognise files that are not traces, so that an error can name their kind and the way to convert them."""
+"""Recognise packed files, and files that are not traces, so that an error can name their kind and the way to convert them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Final
 HEAD_BYTES: Final = 4096
 """Number of first bytes that identify the kind of a file."""
 
+GZIP_MAGIC: Final = b"\x1f\x8b"
+_ZIP_MAGIC: Final = b"PK\x03\x04"
+# A frame of zstd, or a skippable one as pzstd writes.
+_ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 _TAR_MAGIC: Final = slice(257, 262)
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
@@ -17,8 +21,8 @@ _XSPACE: Final = re.compile(
 )
 # The first bytes of each binary kind.
 _BINARY: Final = (
-    (b"PK\x03\x04", "a zip archive (or a file of torch.save); unpack it and merge what is in it"),
-    (b"\x1f\x8b", "packed twice with gzip; unpack it once"),
+    (_ZIP_MAGIC, "a zip archive (or a file of torch.save); unpack it and merge what is in it"),
+    (GZIP_MAGIC, "packed twice with gzip; unpack it once"),
     (b"BZh", "packed with bzip2; unpack it"),
     (b"\xfd7zXZ\0", "packed with xz; unpack it"),
     (b"\x28\xb5\x2f\xfd", "packed with zstd; unpack it"),
@@ -52,6 +56,17 @@ _JSON: Final = (
 _PICKLED: Final = ((re.compile(rb"device_traces|segments"), "a memory snapshot of torch; look at it with memory_viz"),)
 
 
+def packing_of(head: bytes) -> str:
+    """Return the packing of a file from its first bytes: "gzip", "zstd", "zip" or "tar"; empty for any other file."""
+    if head.startswith(GZIP_MAGIC):
+        return "gzip"
+    if head.startswith(_ZIP_MAGIC):
+        return "zip"
+    if _ZSTD.match(head):
+        return "zstd"
+    return "tar" if head[_TAR_MAGIC] == b"ustar" else ""
+
+
 def seems_to_be(head: bytes) -> str:
     """Return the kind of a file that is not a trace, and a way to convert it; empty if the kind is unknown.
 
@@ -63,7 +78,7 @@ def seems_to_be(head: bytes) -> str:
     for magic, words in _BINARY:
         if head.startswith(magic):
             return words
-    if head[_TAR_MAGIC] == b"ustar":
+    if packing_of(head) == "tar":
         return "a tar archive; unpack it and merge what is in it"
     if _PICKLE.match(head):
         return next(

@@ -111,7 +111,6 @@ class FlightDumpStream(ConvertedStream):
         return (text.encode("utf-8", "replace") for text in self._text())
 
     def _text(self) -> Iterator[str]:
-        """Yield the trace in pieces."""
         read = self._open()
         if read is None:
             return
@@ -306,7 +305,6 @@ def _launch(entry: dict[str, Any]) -> _Launch:
 
 
 def _group(entry: dict[str, Any]) -> tuple[str, str]:
-    """Return name and description of the process group of an entry."""
     names = [_text_of(name) for name in _items(entry.get("process_group"))]
     name, description = (*names, "", "")[:2]
     return name, "" if description in _UNNAMED else description

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from tracekit.formats.decimal_time import whole_number
+
 COLLECTIVE_NAMES: Final = (
     "nccl:|gloo:|mpi:|ucc:|all[ _-]?reduce|reduce[ _-]?scatter|all[ _-]?gather|all[ _-]?to[ _-]?all|barrier|broadcast"
 )
@@ -67,10 +69,8 @@ def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:
         (header.get("global_rank"), "global_rank"),
     ]
     for value, key in places:
-        if isinstance(value, str) and value.isdecimal():
-            return int(value), key
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value, key
+        if (rank := whole_number(value)) is not None:
+            return rank, key
     return None
 
 

@@ -87,11 +87,11 @@ def merge_decisions(header: Mapping[str, Any]) -> dict[str, Any]:
     return merge if isinstance(merge, dict) else {}
 
 
-def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int]:
-    """Return the rank of each pid of a merged trace, as far as its header contains it."""
+def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int] | None:
+    """Return the rank of each pid of a merged trace, as far as its header contains it; None for any other trace."""
     own = header.get(MERGED_KEY)
-    if not isinstance(own, dict):
-        return {}
+    if not isinstance(own, dict) or own.keys().isdisjoint(("merge", "processes")):
+        return None
     merge = merge_decisions(header)
     if "pid_stride" in merge:
         stride, rows = merge["pid_stride"], merge.get("ranks")
@@ -133,7 +133,6 @@ def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 
 def _short_part(value: Any) -> tuple[Any, list[str]]:
-    """Return a value without its long items, and the names of these items."""
     if not isinstance(value, dict) or not _is_long(value):
         return value, []
     long = [name for name, item in value.items() if _is_long(item)]

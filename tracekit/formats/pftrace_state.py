@@ -274,7 +274,6 @@ def read_event(message: bytes, state: Incremental) -> TrackEvent:
 
 
 def _argument(message: bytes, state: Incremental) -> tuple[str, Any]:
-    """Return name and value of a ``DebugAnnotation``."""
     name = ""
     value: Any = None
     for number, item in fields(message):

@@ -240,7 +240,6 @@ class PftraceStream(ConvertedStream):
             self._arrow(place, arrow, time_ns, ends=ends)
 
     def _slice(self, place: Place, event: TrackEvent, time_ns: int) -> None:
-        """Write the start or end of a slice, or an instant."""
         phase = {BEGIN: "B", END: "E", INSTANT: "i"}[event.kind]
         found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
         if self._places.merged and isinstance(event.arguments.get("trace_event"), dict):
@@ -279,7 +278,6 @@ class PftraceStream(ConvertedStream):
         self._emit("C", place, time_ns, name=name or key, args={key: event.value})
 
     def _flow(self, place: Place, event: TrackEvent, time_ns: int) -> None:
-        """Write a flow event of the old format."""
         binding = {"bp": "e"} if event.legacy.get(12) else {}
         number = self._flow_id(event.legacy.get(6, 0))
         phase, category = chr(event.legacy[2]), ",".join(event.categories)
@@ -306,7 +304,6 @@ class PftraceStream(ConvertedStream):
 
 
 def _unpacked(data: int | bytes) -> bytes:
-    """Unpack packets that are compressed as one."""
     if isinstance(data, int):
         raise WireError("a number where packets should be")
     inflater = zlib.decompressobj()

@@ -210,7 +210,6 @@ class _Machine:
             self._stack.pop()
 
     def _popped(self, count: int) -> list[Any]:
-        """Pop the last values from the stack."""
         if len(self._stack) < count:
             raise IndexError
         values = self._stack[-count:]
@@ -218,7 +217,6 @@ class _Machine:
         return values
 
     def _marked(self) -> list[Any]:
-        """Pop the values above the last mark from the stack."""
         at = self._marks.pop()
         values = self._stack[at:]
         del self._stack[at:]

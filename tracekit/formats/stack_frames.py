@@ -113,7 +113,6 @@ class StackFrames:
         rename_frames(event, self._written_out)
 
     def _add(self, key: str, frames: dict[str, dict[str, Any]]) -> None:
-        """Make the ids of a frame and all its callers."""
         import hashlib  # few traces have stack frames
 
         way: dict[str, None] = {}

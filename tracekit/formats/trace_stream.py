@@ -20,14 +20,25 @@ _USUAL: Final = re.compile(rb'(?!\n)\s*\[|\s*\{\s*"(?:schemaVersion|traceEvents)
 _LINE_END: Final = re.compile(rb"\}([ \t\r]*)\n(?=\s*\{)")
 
 
-def foreign_form(head: bytes) -> str:
-    """Return the name of the form of a trace from its first bytes; empty for JSON of the Trace Event Format."""
+FOREIGN_FORMS: Final = {
+    "pftrace": "a native trace of Perfetto (pftrace)",
+    "flight recorder": "a dump of torch's flight recorder",
+}
+"""The forms of traces that are not JSON of the Trace Event Format."""
+
+
+def form_of(head: bytes) -> str:
+    """Return the form of a trace from its first bytes: one of `FOREIGN_FORMS`, "JSON lines", or empty for any other file."""
+    if _USUAL.match(head):
+        return ""
     from tracekit.formats.flight_dump import is_flight_dump
     from tracekit.formats.pftrace_stream import is_pftrace
 
     if is_pftrace(head):
-        return "a native trace of Perfetto (pftrace)"
-    return "a dump of torch's flight recorder" if is_flight_dump(head) else ""
+        return "pftrace"
+    if _is_json_lines(head):
+        return "JSON lines"
+    return "flight recorder" if is_flight_dump(head) else ""
 
 
 def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
@@ -41,17 +52,16 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
         StorageError: The file is missing or cannot be read.
     """
     source = ByteStream(path, limit_bytes)
-    head = source.peek()
-    if _USUAL.match(head):
-        return source
-    from tracekit.formats.flight_dump import FlightDumpStream, is_flight_dump
-    from tracekit.formats.pftrace_stream import PftraceStream, is_pftrace
+    form = form_of(source.peek())
+    if form == "pftrace":
+        from tracekit.formats.pftrace_stream import PftraceStream
 
-    if is_pftrace(head):
         return PftraceStream(source)
-    if is_json_lines(head):
-        return JsonLinesStream(source)
-    return FlightDumpStream(source, modified_ns(path)) if is_flight_dump(head) else source
+    if form == "flight recorder":
+        from tracekit.formats.flight_dump import FlightDumpStream
+
+        return FlightDumpStream(source, modified_ns(path))
+    return JsonLinesStream(source) if form else source
 
 
 def content_digest(path: str) -> bytes:
@@ -69,8 +79,7 @@ def content_digest(path: str) -> bytes:
     return digest.digest()
 
 
-def is_json_lines(head: bytes) -> bool:
-    """Return True if these first bytes are of a file with one event per line."""
+def _is_json_lines(head: bytes) -> bool:
     text = head.lstrip()
     if not text.startswith(b"{"):
         return False

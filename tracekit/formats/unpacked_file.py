@@ -1,4 +1,4 @@
-"""UnpackedFile: opens a file or URL, and unpacks zstd or a zip archive with one trace. `ByteStream` unpacks gzip."""
+"""Unpack zstd, or a zip archive with one trace. `ByteStream` unpacks gzip."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from tracekit.errors import MissingExtraError, StorageError, TraceFormatError
-from tracekit.storage import open_read, without_secrets
+from tracekit.errors import MissingExtraError, TraceFormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-ZSTD: Final = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
-"""First bytes of zstd data: a frame, or a skippable frame as written by pzstd."""
-
-_ZIP: Final = b"PK\x03\x04"
-_FIRST_BYTES: Final = 256 * 1024
-"""The piece size of `tracekit.formats.byte_stream`, so that it receives the first piece without a copy."""
 
 # 4 bytes of zstd can yield 128 KiB.
 _MAX_PACKED_BYTES: Final = 2048
@@ -26,71 +18,21 @@ _MAX_NAMED: Final = 5
 _TRACE: Final = re.compile(r"\.(?:json|jsonl|pftrace|json\.tmp)(?:\.gz|\.zst)?$")
 
 
-class UnpackedFile:
-    """A file that is open for reading. Use it from one thread at a time.
+def unpacker(packing: str, file: BinaryIO, read: Callable[[int], bytes], path: str) -> Callable[[int], bytes]:
+    """Return a function that returns up to a number of unpacked bytes; empty at the end.
 
     Args:
-        path: The file or URL.
-        limit_bytes: Maximum number of packed bytes to read; None for all. A zip archive is always read whole.
-
-    Attributes:
-        packing: "zstd" or "zip"; empty for a file that is not unpacked.
-        damage: The reason why unpacking stopped early, or None. Bytes that were unpacked before are valid.
+        packing: "zstd" or "zip".
+        file: The packed file.
+        read: Reads the packed file from its beginning.
+        path: The file, for display.
 
     Raises:
-        StorageError: The file is missing or cannot be read.
         TraceFormatError: A zip archive is damaged or does not hold one trace.
         MissingExtraError: zstd needs a package that is not installed.
     """
-
-    def __init__(self, path: str, limit_bytes: int | None = None) -> None:
-        self.packing = ""
-        self.damage: str | None = None
-        self._path = without_secrets(path)
-        self._file = open_read(path)
-        self._head = b""
-        self._left = 1 << 62 if limit_bytes is None else limit_bytes
-        self._read: Callable[[int], bytes] = self._read_plain
-        try:
-            self._head = self.read(_FIRST_BYTES)
-            if ZSTD.match(self._head):
-                self.packing = "zstd"
-                self._read = _ZstdReader(self._read_plain, self._path).read
-            elif self._head.startswith(_ZIP):
-                self.packing = "zip"
-                self._read = _open_member(self._file, self._path).read
-        except BaseException:
-            self._file.close()
-            raise
-
-    def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes; empty at the end.
-
-        Raises:
-            StorageError: The file can no longer be read.
-        """
-        if self.damage is not None:
-            return b""
-        try:
-            return self._read(size)
-        except _errors() as error:
-            self.damage = f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})"
-            return b""
-        except Exception as error:
-            # An object store raises other exceptions.
-            raise StorageError(f"{self._path}: cannot be read: {error}") from error
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _read_plain(self, size: int) -> bytes:
-        if self._head:
-            head, self._head = self._head[:size], self._head[size:]
-            return head
-        piece = self._file.read(min(size, self._left))
-        self._left -= len(piece)
-        return piece
+    unpacked = _ZstdReader(read, path) if packing == "zstd" else _open_member(file, path)
+    return unpacked.read
 
 
 class _ZstdReader:
@@ -115,7 +57,7 @@ class _ZstdReader:
                 if self._decompressor.eof:
                     self._decompressor = self._make()
                 self._unpacked += self._decompressor.decompress(packed)
-            except _errors() as error:
+            except damage_errors() as error:
                 self._error = error
                 break
             self._is_whole = self._decompressor.eof
@@ -140,8 +82,8 @@ def _zstd_module() -> Any:
     return None
 
 
-def _errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of damaged data."""
+def damage_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that an `unpacker` raises at damaged data."""
     import zipfile  # only damaged data needs it
 
     module = _zstd_module()
@@ -160,7 +102,6 @@ def _zstd_decompressor(path: str) -> Callable[[], Any]:
 
 
 def _open_member(file: BinaryIO, path: str) -> Any:
-    """Open the only trace of a zip archive."""
     import zipfile
 
     if not file.seekable():

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import StorageError
+from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.protobuf_wire import WireError, fields, varint
 from tracekit.storage import basename, exists, open_read
 
@@ -89,7 +90,7 @@ def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> P
     """
     found = []
     for start_ns, duration_ns, args in anchors:
-        wall_ns = _number(args.get("wall_ns"))
+        wall_ns = whole_number(args.get("wall_ns"))
         if wall_ns is not None and duration_ns >= 0 and wall_ns - start_ns > duration_ns:
             # The clock was read at an unknown moment of the slice.
             error_ns = duration_ns // 2 + 1
@@ -97,7 +98,7 @@ def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> P
     if not found:
         return None
     error_ns, begin_ns, args = min(found, key=lambda anchor: anchor[:2])
-    numbers = {key: number for key in _NUMBERS if (number := _number(args.get(key))) is not None}
+    numbers = {key: number for key in _NUMBERS if (number := whole_number(args.get(key))) is not None}
     texts = {key: args[key] for key in _TEXTS if isinstance(args.get(key), str) and args[key]}
     return ProfileStart(begin_ns, error_ns + _ROUNDING_NS, "a reading of the clock in the trace", {**numbers, **texts})
 
@@ -201,10 +202,3 @@ def _varint(file: BinaryIO) -> int | None:
     if shift:
         raise WireError("the message is cut off")
     return None
-
-
-def _number(value: Any) -> int | None:
-    """Return an integer of 0 or more, which may be a string as in the ``args`` of XLA's traces, or None."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
-        value = int(value)
-    return value if type(value) is int and 0 <= value < 2**63 else None

@@ -200,7 +200,7 @@ class Input:
         if self.stated_rank is None and len(self.composer_ranks) == 1:
             self.stated_rank = self.composer_ranks[0], COMPOSER_RANK_EVENT
         if self.kind == "merged":
-            self.rank_of_pid = merged_ranks(header)
+            self.rank_of_pid = merged_ranks(header) or {}
         else:
             self.header_left_out = tuple(truncate_header(header)[1])
         self.host_name = header.get("host_name")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracekit import core
 from tracekit.formats.event_fields import FREE_NUMBERS, FreeNumbers, raw_field, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader, decode
+from tracekit.formats.merged_head import merged_ranks
 from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import decode_event, decode_json, decode_or_none, encode_event
 from tracekit.storage import without_secrets
@@ -18,7 +19,7 @@ from tracekit.table.growth import NewBytes
 from tracekit.table.plain_columns import DEVICE_CATEGORIES, NO_ARGS, PlainColumns
 from tracekit.table.rows import RowWriter
 from tracekit.table.steps import Step, step_columns
-from tracekit.traces.inputs import base_of, merged_ranks, stated_rank
+from tracekit.traces.inputs import base_of, stated_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,15 +6,14 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
-from tracekit.formats import merged_head
+from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.kineto import rank_in_name, rank_of_header
-from tracekit.formats.merged_head import MERGED_KEY
 from tracekit.formats.rank_trace import BASE_TIME_KEY
 from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
 from tracekit.storage import basename, is_remote, same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
 ANONYMOUS: Final = ".anonymous.json"
 """The ending of the copies of `tracekit anonymise` in place of that of the trace, without ``.gz``."""
@@ -73,19 +72,13 @@ def stated_rank(
         metadata: Those of a rank trace.
         composer_ranks: The ranks in Composer's metadata; several where Composer has merged.
     """
-    own = metadata.get("rank")
-    if isinstance(own, int) and not isinstance(own, bool) and own >= 0:
+    own = whole_number(metadata.get("rank"))
+    if own is not None:
         return own
     stated = rank_of_header(header)
     if stated is not None:
         return stated[0]
     return next(iter(composer_ranks)) if len(composer_ranks) == 1 else rank_in_name(basename(path))
-
-
-def merged_ranks(header: dict[str, Any]) -> Mapping[Any, int] | None:
-    """Return the rank of each ``pid`` of a merged trace; None when the header is not that of one."""
-    own = header.get(MERGED_KEY)
-    return merged_head.merged_ranks(header) if isinstance(own, dict) and "merge" in own else None
 
 
 def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
@@ -94,9 +87,7 @@ def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
     base = metadata.get(BASE_TIME_KEY, header.get(BASE_TIME_KEY))
     if base is None and isinstance(viztracer, dict):
         base = viztracer.get(BASE_TIME_KEY)
-    if isinstance(base, str) and base.isascii() and base.isdecimal() and len(base) < 20:
-        base = int(base)
     if isinstance(base, float) and 0 < base < 2**62:
         # A double holds it to 256 ns, and Kineto's bases are whole seconds.
         base = round(base / 1e9) * 10**9
-    return base if isinstance(base, int) and not isinstance(base, bool) and 0 < base < 2**62 else 0
+    return whole_number(base, 2**62) or 0

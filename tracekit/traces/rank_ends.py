@@ -277,7 +277,6 @@ def _read(path: str) -> tuple[list[str], bool]:
 
 
 def _companion(path: str, line: bytes) -> list[str]:
-    """Return the path of the companion trace in a line of a rank trace."""
     event = _event(line)
     args = None if event is None or event.get("name") != COMPANION_EVENT else event.get("args")
     if not isinstance(args, dict) or not isinstance(name := args.get("path", args.get("file")), str):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
-from tracekit.formats.decimal_time import parse_us
+from tracekit.formats.decimal_time import parse_us, whole_number
 from tracekit.formats.gzip_codec import InflateError, inflater
 from tracekit.formats.rank_trace import BASE_TIME_KEY, DUMP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, METADATA_EVENT
 from tracekit.formats.segment_index import INDEX_KEY
@@ -15,7 +15,7 @@ from tracekit.formats.trace_event import decode_json
 HEAD_BYTES: Final = 8192
 MAX_HEAD_BYTES: Final = 256 << 10
 
-_MAX_RANK: Final = 10_000_000
+_MAX_RANKS: Final = 10_000_001
 _MAX_TEXT: Final = 200
 _METADATA: Final = re.compile(rb'\[\s*(\{[^\n]{0,60}"name":"%b"[^\n]*\}),?\r?\n' % METADATA_EVENT.encode())
 _BEGUN: Final = re.compile(rb'\[\s*\{[^\n]{0,60}"name":"%b"[^\n]*\Z' % METADATA_EVENT.encode())
@@ -140,29 +140,29 @@ def read_head(data: bytes, *, packed: bool) -> Head | Index | OtherTrace | int |
         own: dict[str, Any] = dict(decode_json(found[1])["args"])
     except (ValueError, KeyError, TypeError):
         return None
-    rank, run_id = own.get("rank"), own.get("run_id")
-    base_ns = _whole(own.get(BASE_TIME_KEY), 2**62)
-    if not _is_whole(rank) or rank > _MAX_RANK or not isinstance(run_id, str):
+    rank, run_id = whole_number(own.get("rank"), _MAX_RANKS), own.get("run_id")
+    base_ns = whole_number(own.get(BASE_TIME_KEY), 2**62) or 0
+    if rank is None or not isinstance(run_id, str):
         return None
     loss, time = _LOSS.search(data, found.end()), _TIME.search(data, found.end())
     clock = own.get("clock")
     first_ns = None if time is None else parse_us(time[1])
-    boot_id, ticks = own.get("boot_id"), own.get("start_ticks")
+    boot_id = own.get("boot_id")
     return Head(
         run_id=run_id[:_MAX_TEXT],
         rank=rank,
-        local_rank=_whole(own.get("local_rank"), _MAX_RANK),
-        world_size=max(rank + 1, _whole(own.get("world_size"), _MAX_RANK)),
-        node=_whole(own.get("node"), _MAX_RANK),
+        local_rank=whole_number(own.get("local_rank"), _MAX_RANKS) or 0,
+        world_size=max(rank + 1, whole_number(own.get("world_size"), _MAX_RANKS) or 0),
+        node=whole_number(own.get("node"), _MAX_RANKS) or 0,
         host=str(own.get("host", ""))[:_MAX_TEXT],
-        pid=_whole(own.get("pid"), 2**32),
-        attempt=_whole(own.get("attempt"), 2**32),
+        pid=whole_number(own.get("pid"), 2**32) or 0,
+        attempt=whole_number(own.get("attempt"), 2**32) or 0,
         boot_id=boot_id[:_MAX_TEXT] if isinstance(boot_id, str) else None,
-        start_ticks=ticks if _is_whole(ticks) else None,
+        start_ticks=whole_number(own.get("start_ticks")),
         child="parent_pid" in own,
         dump=_DUMP.search(data, found.end(1)) is not None,
         base_ns=base_ns,
-        start_ns=_whole(clock.get("wall_ns"), 2**62) if isinstance(clock, dict) else 0,
+        start_ns=whole_number(clock.get("wall_ns"), 2**62) or 0 if isinstance(clock, dict) else 0,
         first_ns=None if first_ns is None else base_ns + first_ns,
         body_at=found.end(1),
         loss=None if loss is None else loss.span(),
@@ -195,11 +195,3 @@ def _index(data: bytes) -> Index | None:
     except ValueError:
         return None
     return Index(str(name)[:_MAX_TEXT], **numbers, complete=_COMPLETE.search(begin) is not None)
-
-
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _whole(value: Any, maximum: int) -> int:
-    return value if _is_whole(value) and value <= maximum else 0

@@ -81,6 +81,26 @@ def test_two_events_with_a_hole_between_them_are_not_sewn_together(tmp_path: Pat
     assert report.tail is not None
 
 
+def test_a_repaired_event_with_the_key_of_a_phase_in_a_text_is_kept(tmp_path: Path) -> None:
+    report, events = recover(
+        tmp_path, b"[\n" + A + b',\n{"ph":"X","name":"a "ph" b","pid":1,"tid":1,"ts":2,"dur":1}\n]\n'
+    )
+    assert (names(events), report.repairs) == (["a", 'a "ph" b'], {"unescaped_quote": 2})
+
+
+def test_a_single_zero_in_a_text_is_repaired_and_several_are_a_hole(tmp_path: Path) -> None:
+    report, events = recover(tmp_path, array(A, B.replace(b'"b"', b'"b\0b"'), C))
+    assert (names(events), report.complete, report.repairs) == (["a", "b\0b", "c"], True, {"control_character": 1})
+    report, events = recover(tmp_path, array(A, B.replace(b'"b"', b'"b\0\0b"'), C))
+    assert (names(events), report.complete, report.repairs) == (["a", "c"], False, {})
+
+
+def test_two_events_in_one_object_are_refused_beside_an_event_without_a_phase(tmp_path: Path) -> None:
+    fused = b'{"ph":"X","name":"f","pid":1,"tid":1,"ts":1,"dur":1,"ph":"X"}'
+    report, events = recover(tmp_path, array(A, b'{"name":"no phase"}', fused)[:-3])
+    assert (names(events), report.lost_parts + (report.tail is not None)) == (["a", "no phase"], 1)
+
+
 def test_members_of_gzip_after_a_damaged_or_torn_one_are_found(tmp_path: Path) -> None:
     first, second, third = (gzip.compress(text, mtime=0) for text in (b"[\n" + A + b",\n", B + b",\n", C + b"\n]\n"))
     report, events = recover(tmp_path, first + second[:20] + third)
@@ -167,6 +187,14 @@ def test_the_object_form_keeps_its_keys_before_and_after_the_events(tmp_path: Pa
     assert b'"schemaVersion": 1.50,' in (tmp_path / "out.json").read_bytes()
     assert report.tail is not None
     assert report.tail.begins == '"traceName": "cu'
+
+
+def test_keys_with_quotes_that_are_not_escaped_keep_the_rest_of_their_values(tmp_path: Path) -> None:
+    head = b'{"schemaVersion": 1,\n"distributedInfo" :  {"backend": "a"b", "rank": 3},\n"traceName": "x"y",\n"traceEvents": ['
+    report, events = recover(tmp_path, head + A + b"]}")
+    assert (names(events), report.complete, report.repairs) == (["a"], True, {"unescaped_quote": 2})
+    document = json.loads((tmp_path / "out.json").read_bytes())
+    assert (document["distributedInfo"], document["traceName"]) == ({"backend": 'a"b', "rank": 3}, 'x"y')
 
 
 def test_a_number_that_is_cut_is_no_key(tmp_path: Path) -> None:

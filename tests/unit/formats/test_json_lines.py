@@ -12,7 +12,7 @@ import pytest
 
 from tracekit import recover_trace, validate_trace
 from tracekit.formats import byte_stream
-from tracekit.formats.trace_stream import is_json_lines, open_trace
+from tracekit.formats.trace_stream import form_of, open_trace
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def text_of(path: Path) -> bytes:
     ],
 )
 def test_json_lines_are_told_by_their_first_line(head: bytes, expected: bool) -> None:
-    assert is_json_lines(head) is expected
+    assert (form_of(head) == "JSON lines") is expected
 
 
 @hypothesis.given(
@@ -71,7 +71,7 @@ def test_json_lines_in_any_pieces_are_the_array_of_their_events(
     path = tmp_path_factory.mktemp("lines") / "t.jsonl"
     data = lines(EVENTS[:count], end)
     path.write_bytes(data if has_last_end else data.rstrip())
-    lines_in_any_piece = mock.patch("tracekit.formats.trace_stream.is_json_lines", return_value=True)
+    lines_in_any_piece = mock.patch("tracekit.formats.trace_stream.form_of", return_value="JSON lines")
     with lines_in_any_piece, mock.patch.object(byte_stream, "PIECE_BYTES", piece_bytes):
         found = text_of(path)
     assert json.loads(found) == EVENTS[:count]

@@ -90,6 +90,11 @@ def test_every_layout_gives_the_events_and_the_header(write: Any, indent: Any, p
     assert reader.bytes_read == len(content)
 
 
+def test_events_without_their_bracket_are_refused_with_the_way_to_save_them(write: Any) -> None:
+    with pytest.raises(TraceFormatError, match="it holds events, which tracekit recover saves"):
+        TraceReader(str(write('{"ph":"i","name":"a","ts":1},\n{"ph":"i","name":"b","ts":2}')))
+
+
 def test_keys_before_the_events_are_known_before_the_events_are_read(write: Any) -> None:
     reader = TraceReader(str(write('{"rank": 3, "traceEvents": [], "traceName": "x"}')))
     assert reader.header == {"rank": 3}

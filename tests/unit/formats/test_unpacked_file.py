@@ -216,7 +216,7 @@ def test_error_of_the_storage_names_the_file_also_at_its_first_bytes(
         def read(self, size: int | None = -1) -> bytes:
             raise OSError("no route to host")
 
-    monkeypatch.setattr("tracekit.formats.unpacked_file.open_read", lambda path: Broken())
+    monkeypatch.setattr("tracekit.formats.byte_stream.open_read", lambda path: Broken())
     for stream in (ByteStream, SalvageStream):
         with pytest.raises(StorageError, match=r"t\.json: cannot be read: no route to host"):
             stream(str(tmp_path / "t.json"))

@@ -20,7 +20,7 @@ from tracekit.formats.json.salvage import SalvageReader
 from tracekit.formats.json.window import LostBytes
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
 from tracekit.formats.trace_event import Event, decode_dict, encode_json
-from tracekit.formats.trace_stream import foreign_form
+from tracekit.formats.trace_stream import FOREIGN_FORMS, form_of
 from tracekit.storage import ExistsError, atomic_write, is_remote, same_file, without_secrets
 from tracekit.traces.inputs import recovered_copies
 from tracekit.version import __version__
@@ -119,7 +119,7 @@ def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str |
         raise ConfigError(f"{shown}: the output is the input; choose another name, or recover in place")
     path = os.path.realpath(path) if in_place else path  # a link stays a link
     with ByteStream(path) as stream:
-        foreign = foreign_form(stream.peek())
+        foreign = FOREIGN_FORMS.get(form_of(stream.peek()))
     if foreign:
         shown = without_secrets(path)
         advice = f"tracekit convert {shown} OUTPUT.json writes all that can be read of it"
@@ -141,7 +141,6 @@ def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:
 
 
 def _recover(path: str, file: BinaryIO | None, *, close: bool = False, compress: bool = False) -> _Recovery:
-    """Read a file to its end, and write what is kept of it."""
     recovery = _Recovery(path)
     if file is None:
         for _ in recovery.runs():

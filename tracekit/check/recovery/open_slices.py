@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from tracekit.check.recovery.report import OpenSlice
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.event_fields import name_and_category, raw_number, time_field
+from tracekit.formats.event_fields import duration_of, name_and_category, raw_number, time_field
 from tracekit.formats.rank_trace import BASE_TIME_KEY, CLOCK_ANCHOR_EVENT, METADATA_EVENT, TIMESTAMP_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_or_none, decode_text, encode_json
 from tracekit.traces.pairs import OpenSlices as TrackOfSlices
@@ -47,7 +47,7 @@ class OpenSlices:
             self._take_metadata(event)
             return
         time_ns = time_field(event.ts)
-        self._reach(time_ns, max(time_field(event.dur) or 0, 0) if phase == "X" else 0)
+        self._reach(time_ns, duration_of(event) if phase == "X" else 0)
         if phase == "B":
             self._begin(event, time_ns)
         elif phase == "E":

@@ -18,6 +18,7 @@ from tracekit.check.validation.report import Findings, ValidationReport
 from tracekit.check.validation.trace import validate_trace
 from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.archive_file import MANIFEST_KEY
+from tracekit.formats.file_kinds import packing_of
 from tracekit.formats.schema import PERFETTO_MANIFEST, compile_schema
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
@@ -30,13 +31,12 @@ if TYPE_CHECKING:
 _HEAD_BYTES: Final = 512
 _MAX_MANIFEST_BYTES: Final = 16 * 1024 * 1024
 _MAX_NAME: Final = 99
-_TAR_MAGIC: Final = slice(257, 262)
 _MANIFEST: Final = re.compile(rb'\s*\{\s*"' + MANIFEST_KEY.encode() + rb'"')
 _JSON: Final = re.compile(rb"\s*[\[{]")
 _ZIP_VERSION: Final = 20
 _ZIP_FLAGS: Final = 0xF
 _ENCRYPTED: Final = 1
-_GZIP: Final = b"\x1f\x8b"
+_PACKINGS: Final = ("gzip", "zip", "tar")  # that Perfetto unpacks
 _PROTOBUF: Final = b"\n"
 _DAMAGED: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
@@ -63,18 +63,12 @@ def validate_file(path: StrPath, *, schema: bool = True) -> list[ValidationRepor
     with open_read(path) as file:
         head = file.read(_HEAD_BYTES)
         archive = _Archive(without_secrets(path), schema=schema)
-        if _archive_of(head) is not None:
+        if (packing := packing_of(head)) in ("zip", "tar"):
             file.seek(0)
-            return archive.reports(_archive_of(head), file)
+            return archive.reports(packing, file)
         if _MANIFEST.match(head):
             return [archive.manifest_report(head + file.read(_MAX_MANIFEST_BYTES))]
     return [validate_trace(path, schema=schema)]
-
-
-def _archive_of(head: bytes) -> str | None:
-    if head.startswith(b"PK\x03\x04"):
-        return "zip"
-    return "tar" if head[_TAR_MAGIC] == b"ustar" else None
 
 
 class _Archive:
@@ -100,7 +94,7 @@ class _Archive:
             files = len(self._manifest[MANIFEST_KEY].get("files", []))
         return self._findings.report(self._path, "other", "manifest", files, self._not_checked)
 
-    def reports(self, kind: str | None, file: BinaryIO) -> list[ValidationReport]:
+    def reports(self, kind: str, file: BinaryIO) -> list[ValidationReport]:
         """Read the archive once; return the reports on it and its traces."""
         try:
             for name, member in self._zip_members(file) if kind == "zip" else self._tar_members(file):
@@ -156,7 +150,7 @@ class _Archive:
                 self._read_manifest(head + member.read(_MAX_MANIFEST_BYTES))
             return
         self._names.append(name)
-        if head.startswith(_GZIP) or _archive_of(head) is not None:
+        if packing_of(head) in _PACKINGS:
             self._containers.add(name)
         elif _JSON.match(head):
             self._check_trace(name, head, member)

@@ -15,7 +15,7 @@ from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.merged_head import MERGED_KEY, merged_ranks
-from tracekit.formats.trace_stream import foreign_form, is_json_lines
+from tracekit.formats.trace_stream import FOREIGN_FORMS, form_of
 
 if TYPE_CHECKING:
     from tracekit.arguments import StrPath
@@ -97,13 +97,13 @@ def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
         while not head.strip() and (piece := stream.read()):
             head = piece
         file = stream.path
-        foreign = foreign_form(head)
-        if foreign:
+        form = form_of(head)
+        if form in FOREIGN_FORMS:
             advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
-            raise TraceFormatError(file, f"this is {foreign}, and validate checks JSON; {advice}")
+            raise TraceFormatError(file, f"this is {FOREIGN_FORMS[form]}, and validate checks JSON; {advice}")
         if not _JSON.match(head):
             raise TraceFormatError(file, "this is not JSON; validate reads traces in Chrome's Trace Event Format")
-        if is_json_lines(head):
+        if form == "JSON lines":
             reason = "JSON lines, of which Perfetto shows nothing; tracekit convert makes an array of them"
             findings.add("perfetto-no-events", None, reason)
             return file, False
@@ -121,7 +121,7 @@ def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
 
 def _check_trace(reader: TraceReader, findings: Findings, schema: SchemaCheck) -> ValidationReport:
     merged = MERGED_KEY in reader.header
-    checks = EventChecks(findings, merged_ranks(reader.header) if merged else {})
+    checks = EventChecks(findings, merged_ranks(reader.header) or {})
     number = 0
     for number, event in enumerate(chain.from_iterable(reader.runs()), 1):
         before = findings.total

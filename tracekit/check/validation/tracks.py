@@ -54,7 +54,6 @@ class Tracks:
             self._check_nesting(spans, where)
 
     def _pairs(self, edges: array[int], where: str) -> list[tuple[int, int, int]]:
-        """Match each B with its E; return (number, start, end) of each."""
         order = sorted(range(0, len(edges), 4), key=lambda at: (edges[at + 1], abs(edges[at])))
         opened: OpenSlices[tuple[int, int]] = OpenSlices()
         pairs = []

@@ -248,7 +248,8 @@ class TraceReader(Window):
                     self.path,
                     (f"this is not a trace: it seems to be {seen}; " if seen else "this is not a trace: ")
                     + f"no traceEvents in its first {self.bytes_read} bytes"
-                    + (f" ({damage})" if damage else ""),
+                    + (f" ({damage})" if damage else "")
+                    + ("; it holds events, which tracekit recover saves" if _PHASE.search(head) else ""),
                 )
             if not self.in_events:
                 self._end_document()
@@ -345,7 +346,6 @@ class TraceReader(Window):
             self._note("second_events", self._offset + key.start(), "traceEvents stands twice; both are read")
 
     def _read_value(self, key: re.Match[bytes]) -> bool:
-        """Read the value of the key at the present place."""
         name, ahead = key[1], key.end() - key.start()
         value = self._value_of(ahead, MAX_HEAD_BYTES if name == MERGED_KEY.encode() else _MAX_HEADER_BYTES)
         if value is None:
@@ -365,9 +365,13 @@ class TraceReader(Window):
     def _value_of(self, ahead: int, max_bytes: int) -> tuple[bytes, int] | None:
         """Return the value ``ahead`` bytes after the present place, repaired, and its length in the file."""
         end = self._find_end(ahead, max_bytes)
-        begin = self.at + ahead
+        found = None
         if end is not None:
-            return self.text[begin:end], end - begin
+            found = self.text[self.at + ahead : end], end - self.at - ahead
+            self._look_ahead(end - self.at + 1)
+            after = self.at + ahead + found[1]
+            if not self.text[after : after + 1].isalnum():
+                return found
         self._look_ahead(_MAX_KEY_BYTES)
         begin = self.at + ahead
         # Kineto does not escape quotes here.
@@ -377,11 +381,12 @@ class TraceReader(Window):
             if repaired is not None and repaired[1] == len(pair) + 2 and b"\0" not in pair:
                 for kind in repaired[2]:
                     self._note(kind, self._offset + self.at, _IN_HEADER)
-                return repaired[0][1 + ahead : -1], following.start() - begin
-        return None
+                key = _KEY.match(repaired[0], 1)  # without the white space
+                assert key is not None
+                return repaired[0][key.end() : -1], following.start() - begin
+        return found
 
     def _take_key(self, name: bytes, value: bytes) -> None:
-        """Keep a key of the object form and its value."""
         try:
             self.header[decode_any(b'"%b"' % name)] = decode_any(value)
         except REFUSED:
@@ -439,7 +444,7 @@ class TraceReader(Window):
             text, kinds = repair_text(self.text[self.at : end])
             found = text, end, kinds
         event = None if found is None else decode(found[0])
-        if found is None or event is None or not self._accepts(event, self.text[self.at : found[1]]):
+        if found is None or event is None or not self._accepts(event, found[0]):
             return None
         text, end, kinds = found
         for kind in kinds:
@@ -540,7 +545,6 @@ class TraceReader(Window):
         self._end_file()
 
     def _end_file(self) -> None:
-        """Note how the file ends."""
         at = self._offset + len(self.text)
         if self.in_events and self._is_hopeless():
             words = f"no event in the first {self.bytes_read} bytes; the rest is not read"

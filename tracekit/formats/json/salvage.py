@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import PHASES, raw_field
+from tracekit.formats.file_kinds import GZIP_MAGIC
 from tracekit.formats.json.reader import HEADER_KEYS, RawEvent, TraceReader, decode
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_run
@@ -24,10 +25,10 @@ _EVENT: Final = re.compile(rb'\{[ \t\r\n]*"(?:ph|name|cat|pid|tid|ts|dur|id|args
 _HEADER: Final = re.compile(rb'\[[ \t\r\n]*\{[ \t\r\n]*"')
 _METADATA: Final = f'"{METADATA_EVENT}"'.encode()
 
-TEAR: Final = b"\0"
-"""Stands in the text where something of the packed file could not be unpacked: no JSON holds it, so nothing grows together."""
+TEAR: Final = b"\0\0"
+"""Stands in the text where something of the packed file could not be unpacked, as zeros do in a file after a crash. A single
+zero is a control character of a text, which is repaired."""
 
-_MAGIC: Final = b"\x1f\x8b"
 _MEMBER: Final = re.compile(rb"\x1f\x8b\x08[\x00-\x1f]")
 _NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _GZIP_WBITS: Final = 31
@@ -80,7 +81,7 @@ class SalvageReader(TraceReader):
 
     def _decode_raw(self, body: bytes, spans: Sequence[int]) -> list[RawEvent] | None:
         events = decode_run(body)
-        if body.count(b'"ph"') > len(events):  # each is looked at alone
+        if body.count(b'"ph"') > sum(event.ph is not UNSET for event in events):  # each is looked at alone
             return None
         self._by_tracekit = self._by_tracekit or any(raw_field(event.name) == _METADATA for event in events)
         return [
@@ -163,7 +164,7 @@ class SalvageReader(TraceReader):
         return None if self._by_tracekit or self._lost_from is not None else super()._mend()
 
     def _may_mend(self, text: bytes) -> bool:
-        return b'"ph"' in text and b"\0" not in text and super()._may_mend(text)
+        return b'"ph"' in text and TEAR not in text and super()._may_mend(text)
 
     def _is_hopeless(self) -> bool:
         return False
@@ -205,6 +206,7 @@ class SalvageStream(ByteStream):
         self._damaged_at = 0
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked
         super().__init__(path)
+        self._read_bytes = len(self._packed)  # the first piece was read twice
         self._inflater = _inflater() if self._is_gzip else None
 
     def _inflate(self, limit: int) -> bytes:
@@ -215,9 +217,9 @@ class SalvageStream(ByteStream):
                 # Gzip files may have several members, and end with zeros as padding.
                 self._packed = self._packed.lstrip(b"\0")
                 if self._packed:
-                    if len(self._packed) < len(_MAGIC):
+                    if len(self._packed) < len(GZIP_MAGIC):
                         self._more()
-                    if not self._packed.startswith(_MAGIC):
+                    if not self._packed.startswith(GZIP_MAGIC):
                         self._damaged_at = self._read_bytes - len(self._packed)
                         self._find_member("what follows is no gzip data")
                         return TEAR
@@ -242,7 +244,7 @@ class SalvageStream(ByteStream):
         inflater, self._inflater = self._inflater, None
         if inflater.eof:
             return b""
-        self._damage("the gzip data is cut off")
+        self._note_damage("the gzip data is cut off")
         rest: bytes = inflater.flush()
         return rest
 
@@ -282,9 +284,9 @@ class SalvageStream(ByteStream):
         goes_on = (
             f"reading goes on at byte {self._read_bytes - len(self._packed)}" if self._inflater else "the rest is lost"
         )
-        self._damage(f"the gzip file is damaged at byte {self._damaged_at} ({reason}); {goes_on}")
+        self._note_damage(f"the gzip file is damaged at byte {self._damaged_at} ({reason}); {goes_on}")
 
-    def _damage(self, sentence: str) -> None:
+    def _note_damage(self, sentence: str) -> None:
         self.damage = self.damage or sentence
         if len(self.damages) < _KEPT_DAMAGES:
             self.damages.append(sentence)
@@ -297,8 +299,6 @@ class SalvageStream(ByteStream):
     def _read_file(self) -> bytes:
         piece = super()._read_file()
         self._read_bytes += len(piece)
-        if not piece and self._file.damage is not None and self._file.damage not in self.damages:
-            self._damage(self._file.damage)
         return piece
 
 

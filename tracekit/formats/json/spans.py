@@ -46,7 +46,10 @@ def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequenc
     spans = array("q")
     limit = min(at + max_bytes, len(text))
     while at < limit and text.startswith(b"{", at):
-        found = (_find_events if core.merge is None else core.merge.find_events)(text, at, limit)
+        if core.merge is not None:
+            found = core.merge.find_events(text, at, limit)
+        else:
+            found = b"" if spans else _find_events(text, at, limit)
         if found:
             spans.frombytes(found)
         else:
@@ -63,36 +66,17 @@ def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequenc
 
 
 def _find_events(text: bytes, at: int, limit: int) -> bytes:
-    """Do what the core does."""
+    """Decode the events together up to a place that looks like the end of one; a wrong place is refused."""
     spans = array("q")
-    # Most events are decoded together: up to a place that looks like the end of one, which a wrong place does not pass.
     for between in [*_BETWEEN.finditer(text, max(at, limit - _END_BYTES), limit)][: -_MAX_TRIES - 1 : -1]:
         with suppress(*REFUSED):
-            usual = b",{"  # the text between the last two events: most are alike
             for raw in decode_raw_list(b"[%b]" % text[at : between.start() + 1]):
-                end = at + len(raw)
                 if text[at] != ord("{"):
-                    return spans.tobytes()
-                spans.append(at)
-                spans.append(end)
-                if not text.startswith(usual, end):
-                    comma = _COMMA.match(text, end)
-                    assert comma is not None
-                    usual = comma[0] + b"{"
-                at = end + len(usual) - 1
+                    break
+                spans.extend((at, at + len(raw)))
+                comma = _COMMA.match(text, spans[-1])
+                at = comma.end() if comma else spans[-1]
             break
-    string = text[at:].decode("latin-1")
-    begin = 0
-    while at + begin < limit and string.startswith("{", begin):
-        try:
-            end = _decode_at(string, begin)[1]
-        except (ValueError, RecursionError):
-            break
-        spans.extend((at + begin, at + end))
-        comma = _COMMA.match(text, at + end)
-        if comma is None:
-            break
-        begin = comma.end() - at
     return spans.tobytes()
 
 
@@ -101,6 +85,8 @@ def scan_value(text: bytes, at: int) -> tuple[int, bool]:
 
     A value that is cut breaks at the end of the text. So does a number before it, which may go on.
     """
+    if core.merge is not None and text.startswith(b"{", at) and (found := core.merge.find_events(text, at, at + 1)):
+        return array("q", found)[1], True
     length = _FIRST_BYTES
     while True:
         part = text[at : at + length].decode("latin-1")

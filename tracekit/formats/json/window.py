@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.formats.byte_stream import Closing
-from tracekit.formats.json.spans import find_events, scan_value
+from tracekit.formats.json.spans import scan_value
 
 if TYPE_CHECKING:
     from tracekit.formats.byte_stream import TraceStream
@@ -171,12 +171,7 @@ class Window(Closing):
         Reads on while the value may be cut by the end of the window, up to ``max_bytes``.
         """
         while True:
-            begin = self.at + ahead
-            if self.text.startswith(b"{", begin):
-                spans, end = find_events(self.text, begin, 1)
-                end, is_whole = (spans[1], True) if spans else (end, False)
-            else:
-                end, is_whole = scan_value(self.text, begin)
+            end, is_whole = scan_value(self.text, self.at + ahead)
             if is_whole:
                 return end
             if end < len(self.text) or not self._read_on(max_bytes):

@@ -245,7 +245,6 @@ def _role_of(event: Event, name: bytes, start_ns: int, end_ns: int) -> tuple[str
 
 
 def _label(args: dict[str, Any]) -> tuple[Label, int | None]:
-    """Return the label and the sequence number of a collective from the arguments of its event."""
     kind = kind_of(str(args["Collective name"]))
     source, target, sequence = args.get("Src Rank"), args.get("Dst Rank"), args.get("Seq")
     known = kind in ("send", "recv") and isinstance(source, int) and isinstance(target, int)

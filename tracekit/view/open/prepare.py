@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, TraceFormatError
-from tracekit.formats.file_kinds import HEAD_BYTES
+from tracekit.formats.file_kinds import HEAD_BYTES, packing_of
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import encode_events
 from tracekit.formats.trace_files import trace_files
-from tracekit.formats.unpacked_file import ZSTD
 from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.storage import basename, download, is_remote, open_read, same_file
@@ -103,7 +102,7 @@ def mended(prepared: Prepared, folder: Path, progress: Callable[[float, str], No
 
 
 def _is_damaged(path: str, progress: Callable[[float, str], None] | None) -> bool:
-    if ZSTD.match(_head(path)):
+    if packing_of(_head(path)) == "zstd":
         return True
     try:
         with TraceReader(path) as reader:
@@ -128,7 +127,7 @@ def _is_damaged(path: str, progress: Callable[[float, str], None] | None) -> boo
 def _head(path: str) -> bytes:
     with open_read(path) as file:
         head = file.read(HEAD_BYTES)
-    if not head.startswith(b"\x1f\x8b"):
+    if packing_of(head) != "gzip":
         return head
     try:
         return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
