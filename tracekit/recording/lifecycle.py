@@ -132,6 +132,9 @@ _module_markers: Final = MarkerTable()
 _inherited: Final[list[MarkerTable]] = []
 """In a forked child: markers of the parent's profilers. They record into the child's innermost active profiler."""
 
+_actions: Final[list[Callable[[], object]]] = []
+"""The actions of `when_activated`."""
+
 _known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()
 """Every profiler that was started, for the fork hook."""
 
@@ -166,6 +169,11 @@ def marker(
     return found
 
 
+def when_activated(action: Callable[[], object]) -> None:
+    """Call an action whenever a profiler becomes the active one or is removed, on the thread that starts or stops it."""
+    _actions.append(action)
+
+
 def activate(profiler: Profiler) -> None:
     """Make a profiler the active one. The module-level markers then record into it."""
     if not _known:
@@ -178,6 +186,7 @@ def activate(profiler: Profiler) -> None:
         _active.append(profiler)
         for found in _shared_markers():
             profiler.adopt(found)
+    _notify()
 
 
 def deactivate(profiler: Profiler) -> None:
@@ -191,6 +200,12 @@ def deactivate(profiler: Profiler) -> None:
             profiler.release(_shared_markers())
             for found in _shared_markers():
                 _adopt_by_active(found)
+    _notify()
+
+
+def _notify() -> None:
+    for action in _actions:
+        action()
 
 
 def inherit(markers: MarkerTable) -> None:

@@ -244,9 +244,22 @@ class Writer:
             self._posted.append((None, at_ns, method, (timestamp,)))
         self._has_begun = True
 
-    def end_batch(self) -> None:
-        """Mark the running batch as ended. Called before its slice is recorded."""
-        self._has_begun = False
+    def end_batch(self, finished: OpenSlice | None, now_ns: int, timestamp: Timestamp) -> None:
+        """End the running batch: record its slice, and queue ``batch_end``.
+
+        Args:
+            finished: The slice; None records none.
+            now_ns: Monotonic time of the end.
+            timestamp: The training time from now on.
+        """
+        if self._expected:
+            self.begin()
+        self._has_begun = False  # before the slice is recorded
+        if finished is not None:
+            label, start_ns, track = finished
+            self._buffer.add(label, start_ns, now_ns, track)
+        self._timestamps.append(now_ns, timestamp)
+        self._posted.append((None, now_ns, "batch_end", (timestamp,)))
 
     def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
         """Cancel `expect_start`. Return the calls that were not made.
