@@ -172,6 +172,7 @@ class Profiler(ProfilerBase):
         self._options = options
         self._handlers = list(options.trace_handlers)
         self._sources = options.sources
+        self._stepped_sources = [source for source in self._sources if not source.steps_on_change]
         self._timestamp = timestamp or Timestamp()
         if isinstance(schedule, CaptureSchedule):
             # One of the handlers as well: so it hears of windows and of torch's traces.
@@ -425,7 +426,7 @@ class Profiler(ProfilerBase):
         """
         writer = self._writer if self._state == "started" else None
         now_ns = self._clock.monotonic_ns()
-        measured = timedelta(microseconds=0 if writer is None else (now_ns - self._batch_start_ns) // 1000)
+        measured = timedelta(0, 0, 0 if writer is None else (now_ns - self._batch_start_ns) // 1000)
         try:
             timestamp = self._timestamp.to_next_batch(samples, tokens, measured if duration is None else duration)
         except TimeError as error:  # an invalid count must not end a run
@@ -632,7 +633,7 @@ class Profiler(ProfilerBase):
     def _pass_to(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         if action is not self._action:
             self._begin_batch(action)
-        for source in self._sources:
+        for source in self._stepped_sources if action is finished else self._sources:
             if id(source) not in self._broken_sources:
                 try:  # not by `_guard`: this runs for each step
                     source.step(finished, action)

@@ -21,8 +21,9 @@ class Signal:
 
     def set(self) -> None:
         """Wake the waiting thread, or the next thread that waits."""
-        with suppress(RuntimeError):  # already set
-            self._lock.release()
+        if self._lock.locked():
+            with suppress(RuntimeError):  # set by another thread in between
+                self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is set. Return False on a timeout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +57,9 @@ class Source(ABC):
     An exception is reported and counted, and does not reach the training loop. After an exception, only `close` is
     called.
     """
+
+    steps_on_change: ClassVar[bool] = False
+    """True to call `step` only at a boundary where the action changes: no code then runs at the others."""
 
     def check(self, recorder: Recorder) -> None:
         """Raise `ConfigError` if the source cannot work in this process. Called before anything is started."""

@@ -42,6 +42,10 @@ _WAKE_UPS: Final = 4
 """Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
 a thread that waits for the GIL waits at most 5 ms of each burst (``sys.getswitchinterval``)."""
 
+_FEW: Final = 1_024
+_WAKE_UPS_FOR_FEW: Final = 2
+"""Number of cuts per flush interval after one with fewer events: each cut costs the GIL and the caches of the training."""
+
 _BURST: Final = 16_384
 """Target number of events per cut. After a larger cut, the writer pauses for a shorter time."""
 
@@ -253,7 +257,10 @@ class Writer:
             timestamp: The training time from now on.
         """
         if self._expected:
-            self.begin()
+            with self._expected_lock:
+                if self._expected:  # `begin`, in place: this runs for each step
+                    for method, started in self._expected.pop()[2]:
+                        self._posted.append((None, None, method, (started,)))
         self._has_begun = False  # before the slice is recorded
         if finished is not None:
             label, start_ns, track = finished
@@ -442,7 +449,8 @@ class Writer:
     def _next_pause_s(self) -> float:
         """Return the time to the next cut. A large cut shortens it, so that bursts stay short and memory flat."""
         change = min(2.0, max(0.1, _BURST / max(1, self._found)))
-        self._pause_s = min(self._interval_s / _WAKE_UPS, self._pause_s * change)
+        cuts = _WAKE_UPS_FOR_FEW if self._found < _FEW else _WAKE_UPS
+        self._pause_s = min(self._interval_s / cuts, self._pause_s * change)
         return self._pause_s
 
     def _deliver(self) -> None:
