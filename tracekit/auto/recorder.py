@@ -305,8 +305,7 @@ class _ImportWatch(Source):
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         """Hook the modules that were imported since."""
         if len(sys.modules) != self._modules:
-            self._modules = len(sys.modules)
-            act_on_imported()
+            self._modules = 0 if act_on_imported() else len(sys.modules)
 
     def close(self) -> None:
         """Do nothing."""

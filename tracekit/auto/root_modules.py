@@ -45,6 +45,7 @@ class RootModules:
         self._module_type = torch.nn.Module
         self._hooked: WeakSet[Any] = WeakSet()
         self._hook_compile()
+        self._hook_script(torch.jit)
         after_init(torch.nn.parallel.DistributedDataParallel, self._guarded(self._hook))
         when_imported(
             "torch._dynamo.eval_frame",
@@ -113,6 +114,22 @@ class RootModules:
 
         kind.compile, kind._replicate_for_data_parallel = compiled, replicated  # noqa: SLF001
 
+    def _hook_script(self, jit: Any) -> None:
+        """Unhook modules while TorchScript compiles them: it cannot type the attribute."""
+        script = jit.script
+
+        @functools.wraps(script)
+        def scripted(target: Any, *args: Any, **kwargs: Any) -> Any:
+            modules = target.modules() if isinstance(target, self._module_type) else ()
+            unhooked = [module for module in list(modules) if self._unhook(module)]
+            try:
+                return script(target, *args, **kwargs)
+            finally:
+                for module in unhooked:
+                    self._guarded(self._hook)(module)
+
+        jit.script = scripted
+
     def _hook(self, module: Any) -> None:
         attributes = module.__dict__
         if type(attributes.get(_CALL)) is not _RecordedCall:
@@ -123,7 +140,10 @@ class RootModules:
         call = module.__dict__.get(_CALL)
         if type(call) is not _RecordedCall:
             return False
-        module.__dict__[_CALL] = call.compiled
+        if call.compiled is None:
+            del module.__dict__[_CALL]
+        else:
+            module.__dict__[_CALL] = call.compiled
         self._hooked.discard(module)
         return True
 
