@@ -541,6 +541,34 @@ def test_spawned_ranks_record_into_an_object_store_and_are_merged_there(tmp_path
     assert slices(tmp_path / "merged.json.gz")["batch"] == 6
 
 
+LAUNCHER = """
+import os, subprocess, sys
+names = sys.argv[2:]
+children = []
+for rank in "01":
+    variables = dict(zip(names, (rank, "2", rank, "0")))
+    children.append(subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, **variables}))
+sys.exit(max(child.wait() for child in children))
+"""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ],
+    ids=["srun", "mpirun"],
+)
+def test_the_processes_of_a_launcher_of_a_cluster_are_the_ranks(tmp_path: Path, variables: tuple[str, ...]) -> None:
+    (tmp_path / "launcher.py").write_text(LAUNCHER, encoding="utf-8")
+    script = write(tmp_path, LOOP + "train(3)")
+    done = recorded(tmp_path, PYTHON, "launcher.py", script, *variables)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name[:14] for path in tmp_path.glob("traces/*/rank*")) == ["rank0-attempt0", "rank1-attempt0"]
+    assert slices(tmp_path / "merged.json.gz")["batch"] == 6
+
+
 @pytest.mark.slow
 def test_the_attempts_of_an_elastic_restart_are_in_one_trace(tmp_path: Path) -> None:
     fail = "\ntrain(3)\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    sys.exit(3)\n"
