@@ -26,12 +26,15 @@ def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
         _finder.wait_for(name, action)
 
 
-def act_on_imported() -> None:
+def act_on_imported() -> bool:
     """Stop watching imports, and call the actions of the modules that were imported since. Call it at each step.
 
     After the first call no import passes through a finder of tracekit. Actions run at the next call.
+
+    Returns:
+        True if such a module is being imported by another thread now: its actions wait for another call.
     """
-    _finder.leave()
+    return _finder.leave()
 
 
 def _act(action: Callable[[ModuleType], object], module: ModuleType) -> None:
@@ -57,15 +60,18 @@ class _Finder:
         if not self._has_left and self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
-    def leave(self) -> None:
-        """Watch no more imports; act on the modules that are complete."""
-        self._has_left = True
+    def leave(self) -> bool:
+        """Watch no more imports; act on the modules that are complete. Return True if others are being imported."""
+        self._has_left, is_importing = True, False
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name in list(self._waiting):
             module = sys.modules.get(name)
-            if module is not None and not getattr(module.__spec__, "_initializing", False):
+            if module is not None and getattr(module.__spec__, "_initializing", False):
+                is_importing = True
+            elif module is not None:
                 self._act_on(module, name)
+        return is_importing
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -242,7 +242,8 @@ class Timestamp:
         # Fast path for the usual argument, an int that is not negative: this runs once per batch, in about a microsecond.
         more_samples = samples if type(samples) is int and samples >= 0 else _count("samples", samples, TimeUnit.SAMPLE)
         more_tokens = tokens if type(tokens) is int and tokens >= 0 else _count("tokens", tokens, TimeUnit.TOKEN)
-        took = _wall_clock("duration", duration)
+        is_plain = type(duration) is timedelta and duration >= _ZERO
+        took: timedelta = duration if is_plain else _wall_clock("duration", duration)  # type: ignore[assignment]
         old = self._values
         return _timestamp(
             (

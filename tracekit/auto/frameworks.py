@@ -70,6 +70,7 @@ def _in_framework(recorder: AutoRecorder, make: Callable[[], Any], callbacks: li
         return None
     callbacks.append(callback)
     recorder.framework += 1
+    recorder.loop = 0
     return callback
 
 

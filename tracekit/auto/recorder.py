@@ -26,7 +26,7 @@ from tracekit.errors import MissingExtraError
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.imports import act_on_imported
-from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.lifecycle import active_profiler, when_activated
 from tracekit.recording.profiler import Profiler
 from tracekit.recording.source import Source
 from tracekit.sources.clock_sync import ClockSync
@@ -56,12 +56,14 @@ class AutoRecorder:
     Attributes:
         framework: A callback of a framework records the loop: the hooks of torch leave it alone.
         thread: The thread that trains.
+        loop: The same while its hooks record; 0 while they have to ask `of_loop`.
         is_jax: The steps are those of JAX.
     """
 
     def __init__(self) -> None:
         self.framework = 0
         self.thread: int | None = None
+        self.loop = 0
         self.is_jax = False
         self._profiler: Profiler | None = None
         self._off = False
@@ -69,6 +71,7 @@ class AutoRecorder:
         self._fetched = self._pending = self._steps_early = False
         self._leader: weakref.ref[Any] | None = None
         os.register_at_fork(after_in_child=self._after_fork)
+        when_activated(self._look_again)
 
     # ---- the profiler -------------------------------------------------------------------------------------------------
 
@@ -84,13 +87,20 @@ class AutoRecorder:
         return self._settle(found, start=start)
 
     def of_loop(self, *, start: bool = False) -> Profiler | None:
-        """Return the same for the events of a training loop, on its thread and outside of frameworks with a callback."""
+        """Return the same for the events of a training loop, on its thread and outside of frameworks with a callback.
+
+        Sets `loop`, so that the next hooks of the loop need not ask.
+        """
         if self.framework or (self.thread is not None and self.thread != get_ident()):
             return None
-        profiler = self._profiler
-        if profiler is not None and active_profiler() is profiler:
-            return profiler
-        return self.running(start=start)
+        profiler = self.running(start=start)
+        if profiler is not None:
+            self.loop = get_ident()
+        return profiler
+
+    def _look_again(self) -> None:
+        """Make the hooks ask `of_loop`: another profiler may be the active one."""
+        self.loop = 0
 
     def _settle(self, found: Profiler | None, *, start: bool) -> Profiler | None:
         if found is not None:
@@ -113,7 +123,7 @@ class AutoRecorder:
 
     def _give_way(self, profiler: Profiler) -> None:
         """Remove the recording: the script records by itself."""
-        self._profiler = None
+        self._profiler, self.loop = None, 0
         profiler.stop()
         for handler in profiler.trace_handlers:
             for path in getattr(handler, "paths", ()):
@@ -168,7 +178,7 @@ class AutoRecorder:
     def stop(self) -> None:
         """End the last step, complete the files and report to ``tracekit run``."""
         profiler, self._profiler = self._profiler, None
-        self._off = True
+        self._off, self.loop = True, 0
         if profiler is None or not profiler.started:
             return
         if self._pending:
@@ -186,7 +196,7 @@ class AutoRecorder:
                 self._parent = self._profiler.process
         self._profiler = None
         self._off = self._fetched = self._pending = False
-        self.framework = 0
+        self.framework = self.loop = 0
         self.thread = None
 
     # ---- steps --------------------------------------------------------------------------------------------------------
@@ -286,12 +296,16 @@ def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], boo
 class _ImportWatch(Source):
     """Ends the watch of imports at the first step, and hooks later imports at the next step."""
 
+    def __init__(self) -> None:
+        self._modules = 0
+
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Do nothing: most scripts import what is left before their first step ends."""
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         """Hook the modules that were imported since."""
-        act_on_imported()
+        if len(sys.modules) != self._modules:
+            self._modules = 0 if act_on_imported() else len(sys.modules)
 
     def close(self) -> None:
         """Do nothing."""

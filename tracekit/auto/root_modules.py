@@ -1,16 +1,16 @@
-"""RootModules: find the modules that a loop calls, and record their forward passes by hooks of these instances only."""
+"""RootModules: find the modules that a loop calls, and record their forward passes by the calls of these instances only."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import threading
 import weakref
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from tracekit.imports import when_imported
-from tracekit.integrations.hooks import model_hook
+from tracekit.recording.lifecycle import marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,27 +18,32 @@ if TYPE_CHECKING:
 
     from tracekit.auto.recorder import AutoRecorder
 
-_FORWARD: Final = "forward"
-_EVALUATION: Final = "evaluation"
+_CALL: Final = "_compiled_call_impl"  # what Module.__call__ calls instead of Module._call_impl, unless it is None
 
 
 class RootModules:
-    """Hooks the outermost modules that own an optimizer's parameters, and what wraps them: DDP and OptimizedModule.
+    """Records the outermost modules that own an optimizer's parameters, and what wraps them: DDP and OptimizedModule.
 
     A global module hook would see all modules, and would break every graph of torch.compile.
 
     Args:
         torch: torch.
         recorder: The recorder.
+
+    Attributes:
+        recorder: The recorder.
+        is_compiling: Returns True while a graph is traced.
+        is_inside: True during the call of a module that is recorded.
+        forward, evaluation: The markers.
     """
 
     def __init__(self, torch: ModuleType, recorder: AutoRecorder) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
+        self.is_compiling = torch.compiler.is_compiling
+        self.is_inside = False
+        self.forward, self.evaluation = marker("forward"), marker("evaluation")
         self._module_type = torch.nn.Module
-        self._is_compiling = torch.compiler.is_compiling
-        self._hooks: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
-        self._depth = 0
-        self._slice: Any = None
+        self._hooked: WeakSet[Any] = WeakSet()
         self._hook_compile()
         self._hook_script(torch.jit)
         after_init(torch.nn.parallel.DistributedDataParallel, self._guarded(self._hook))
@@ -53,16 +58,10 @@ class RootModules:
 
     def _follow(self, optimizer: Any) -> None:
         parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        known = {id(parameter) for module in list(self._hooks) for parameter in module.parameters()}
+        known = {id(parameter) for module in list(self._hooked) for parameter in module.parameters()}
         if not parameters <= known:  # or a search through all objects, 0.1 s for a million
             for module in list(self._roots(parameters)):
                 self._hook(module)
-
-    def forget_open(self) -> None:
-        """Close a forward pass that was left without the hook of its end."""
-        if self._depth:
-            self._depth = 0
-            self._slice.__exit__(None, None, None)
 
     # ---- which modules ------------------------------------------------------------------------------------------------
 
@@ -89,30 +88,34 @@ class RootModules:
                     yield module
 
     def _move_to_compiled(self, wrapper: Any) -> None:
-        """Move the hooks of a module to what torch.compile made of it: they are not for Dynamo."""
+        """Move the slices of a module to what torch.compile made of it: Dynamo would trace their code."""
         if self._unhook(wrapper._orig_mod):  # noqa: SLF001
             self._hook(wrapper)
 
-    def _unhook(self, module: Any) -> bool:
-        handles = self._hooks.pop(module, None)
-        for handle in handles or ():
-            handle.remove()
-        return handles is not None
-
     def _hook_compile(self) -> None:
-        """Replace the hooks of a module that is compiled in place by a wrapper."""
-        compile_in_place = self._module_type.compile
+        """Keep a module recorded that is compiled in place, and leave its copies on other devices alone."""
+        kind = self._module_type
+        compile_in_place, replicate = kind.compile, kind._replicate_for_data_parallel  # noqa: SLF001
 
         @functools.wraps(compile_in_place)
         def compiled(module: Any, *args: Any, **kwargs: Any) -> None:
-            compile_in_place(module, *args, **kwargs)
-            if self._unhook(module):
-                self._guarded(self._hook)(module)
+            was_hooked = self._unhook(module)
+            try:
+                compile_in_place(module, *args, **kwargs)
+            finally:
+                if was_hooked:
+                    self._guarded(self._hook)(module)
 
-        self._module_type.compile = compiled
+        @functools.wraps(replicate)
+        def replicated(module: Any) -> Any:
+            replica = replicate(module)
+            self._unhook(replica)
+            return replica
+
+        kind.compile, kind._replicate_for_data_parallel = compiled, replicated  # noqa: SLF001
 
     def _hook_script(self, jit: Any) -> None:
-        """Remove the hooks while TorchScript compiles a module: it would compile them."""
+        """Unhook modules while TorchScript compiles them: it cannot type the attribute."""
         script = jit.script
 
         @functools.wraps(script)
@@ -128,29 +131,21 @@ class RootModules:
         jit.script = scripted
 
     def _hook(self, module: Any) -> None:
-        if module in self._hooks:
-            return
-        if module._compiled_call_impl is not None:  # noqa: SLF001 - what Module.__call__ calls instead
-            module._compiled_call_impl = self._recorded(module, module._compiled_call_impl)  # noqa: SLF001
-            self._hooks[module] = ()
+        attributes = module.__dict__
+        if type(attributes.get(_CALL)) is not _RecordedCall:
+            attributes[_CALL] = _RecordedCall(self, module, attributes.get(_CALL))
+            self._hooked.add(module)
+
+    def _unhook(self, module: Any) -> bool:
+        call = module.__dict__.get(_CALL)
+        if type(call) is not _RecordedCall:
+            return False
+        if call.compiled is None:
+            del module.__dict__[_CALL]
         else:
-            self._hooks[module] = (
-                module.register_forward_pre_hook(model_hook(self._before), prepend=True),
-                module.register_forward_hook(model_hook(self._after), always_call=True),
-            )
-
-    def _recorded(self, module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        found = weakref.ref(module)
-
-        @functools.wraps(call)
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            self._before(found(), args)
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._after(found(), args, None)
-
-        return recorded
+            module.__dict__[_CALL] = call.compiled
+        self._hooked.discard(module)
+        return True
 
     def _guarded(self, action: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return an action that reports what it raises: the script goes on."""
@@ -159,33 +154,44 @@ class RootModules:
             try:
                 action(target)
             except Exception as error:  # noqa: BLE001 - see above
-                profiler = self._recorder.running()
+                profiler = self.recorder.running()
                 if profiler is not None:
                     profiler.report_failure("tracekit run", error)
 
         return guarded
 
-    # ---- their forward passes -----------------------------------------------------------------------------------------
 
-    def _before(self, module: Any, _args: Any) -> None:
-        if self._is_compiling():
-            return
-        profiler = self._recorder.of_loop(start=module.training)
-        if profiler is None:
-            return
-        self._depth += 1
-        if self._depth == 1:
-            self._slice = profiler.marker(_FORWARD if module.training else _EVALUATION)
-            self._slice.__enter__()
+class _RecordedCall:
+    """Replaces the call of a module by one inside a slice. A copy of the module, or a pickle, has None instead.
 
-    def _after(self, _module: Any, _args: Any, _output: Any) -> None:
-        if self._is_compiling():
-            return
-        if not self._depth or self._recorder.thread != threading.get_ident():
-            return
-        self._depth -= 1
-        if not self._depth:
-            self._slice.__exit__(None, None, None)
+    ``Module.__call__`` calls it in place of ``_call_impl``, and Dynamo passes over it. Hooks of the module would make each call
+    take the slow way through ``_call_impl``, and Dynamo would trace them.
+    """
+
+    __slots__ = ("_module", "_roots", "compiled")
+
+    def __init__(self, roots: RootModules, module: Any, compiled: Callable[..., Any] | None) -> None:
+        self._roots = roots
+        self._module = weakref.ref(module)
+        self.compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        roots, module = self._roots, self._module()
+        call = self.compiled or module._call_impl  # type: ignore[union-attr] # noqa: SLF001 - it is being called
+        if roots.is_compiling() or roots.is_inside:
+            return call(*args, **kwargs)
+        recorder, is_training = roots.recorder, module.training  # type: ignore[union-attr]
+        if recorder.loop != get_ident() and recorder.of_loop(start=is_training) is None:
+            return call(*args, **kwargs)
+        roots.is_inside = True
+        try:
+            with roots.forward if is_training else roots.evaluation:
+                return call(*args, **kwargs)
+        finally:
+            roots.is_inside = False
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 def after_init(kind: Any, action: Callable[[Any], None]) -> None:

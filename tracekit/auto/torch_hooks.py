@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import functools
 import sys
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.auto.frameworks import hook_frameworks
-from tracekit.auto.recorder import AutoRecorder, auto_recorder
+from tracekit.auto.recorder import auto_recorder
 from tracekit.auto.root_modules import RootModules, after_init
 from tracekit.imports import when_imported
+from tracekit.recording.lifecycle import marker
 from tracekit.recording.loaders import recording_loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from tracekit.auto.recorder import AutoRecorder
     from tracekit.recording.profiler import Profiler
 
 _COLLECTIVES: Final = (
@@ -55,20 +58,17 @@ _COLLECTIVES: Final = (
 def instrument(torch: ModuleType) -> None:
     """Install the hooks. Called once, at the end of the import of torch."""
     recorder = auto_recorder()
-    _hook_optimizers(torch, recorder)
-    backward = _recorded(torch.autograd.backward, "backward", lambda: recorder.of_loop(start=True))
+    is_compiling = torch.compiler.is_dynamo_compiling
+    _hook_optimizers(torch, recorder, is_compiling)
+    backward = _recorded(torch.autograd.backward, "backward", recorder, lambda: recorder.of_loop(start=True))
     torch.autograd.backward = _untraced(torch, backward)  # Tensor.backward looks it up there
     _hook_loaders(torch, recorder)
-    is_compiling = torch.compiler.is_compiling
-
-    def find_profiler() -> Profiler | None:
-        return None if is_compiling() else recorder.running()
 
     def replace(modules: list[ModuleType], name: str, slices: str, categories: tuple[str, ...] = ()) -> None:
         original = getattr(modules[0], name, None)
         if original is None:
             return
-        recorded = _recorded(original, slices, find_profiler, categories)
+        recorded = _recorded(original, slices, recorder, recorder.running, categories, is_compiling)
         for module in modules:
             if getattr(module, name, None) is original:
                 setattr(module, name, recorded)
@@ -89,17 +89,30 @@ def instrument(torch: ModuleType) -> None:
 def _recorded(
     function: Callable[..., Any],
     name: str,
+    recorder: AutoRecorder,
     find_profiler: Callable[[], Profiler | None],
     categories: tuple[str, ...] = (),
+    is_compiling: Callable[[], bool] | None = None,
 ) -> Callable[..., Any]:
-    """Return a function with a slice for each call while ``find_profiler`` returns a profiler."""
+    """Return a function with a slice for each call that is recorded.
+
+    Args:
+        function: The function.
+        name: The name of the slices.
+        recorder: The recorder. It records the calls of its loop.
+        find_profiler: Returns None for another call that is not recorded.
+        categories: The categories of the slices.
+        is_compiling: Returns True while Dynamo traces the function. None for one that it does not trace.
+    """
+    slices = marker(name, categories)
 
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        profiler = find_profiler()
-        if profiler is None:
+        if is_compiling is not None and is_compiling():
             return function(*args, **kwargs)
-        with profiler.marker(name, categories):
+        if recorder.loop != get_ident() and find_profiler() is None:
+            return function(*args, **kwargs)
+        with slices:
             return function(*args, **kwargs)
 
     return recorded
@@ -111,45 +124,42 @@ def _untraced(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder) -> None:
+def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Callable[[], bool]) -> None:
     optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch.optim does not name it
-    is_compiling = torch.compiler.is_compiling
-    roots = RootModules(torch, recorder)
-    running: list[Any] = []  # the open slice
+    slices = marker("optimizer")
+    is_open = False
 
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if is_compiling():
+        nonlocal is_open
+        if is_compiling() or (recorder.loop != get_ident() and recorder.of_loop(start=True) is None):
             return
-        profiler = recorder.of_loop(start=True)
-        if profiler is None:
-            return
-        roots.forget_open()
-        while running:  # of a step that has raised
-            running.pop().__exit__(None, None, None)
+        if is_open:  # of a step that has raised
+            slices.__exit__(None, None, None)
         recorder.optimizer_starts(optimizer)
-        marker = profiler.marker("optimizer")
-        marker.__enter__()
-        running.append(marker)
+        is_open = True
+        slices.__enter__()
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if is_compiling():
+        nonlocal is_open
+        if is_compiling() or not is_open:
             return
-        if running:
-            running.pop().__exit__(None, None, None)
-            recorder.optimizer_ended(optimizer)
+        is_open = False
+        slices.__exit__(None, None, None)
+        recorder.optimizer_ended(optimizer)
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
 
     kind = optimizers.Optimizer
-    after_init(kind, roots.follow)
+    after_init(kind, RootModules(torch, recorder).follow)
 
-    kind.zero_grad = _untraced(torch, _recorded(kind.zero_grad, "zero_grad", recorder.of_loop))
+    kind.zero_grad = _untraced(torch, _recorded(kind.zero_grad, "zero_grad", recorder, recorder.of_loop))
 
 
 def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
     loaders = torch.utils.data.dataloader
     iterate, advance = loaders.DataLoader.__iter__, loaders._BaseDataLoaderIter.__next__  # noqa: SLF001
+    slices = marker("dataloader")
 
     @functools.wraps(iterate)
     def iterated(self: Any) -> Any:
@@ -157,21 +167,19 @@ def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
         if profiler is None:
             return iterate(self)
         recorder.fetching()
-        with recording_loader(self, profiler), profiler.marker("dataloader"):
+        with recording_loader(self, profiler), slices:
             return iterate(self)
 
     @functools.wraps(advance)
     def advanced(self: Any) -> Any:
-        profiler = recorder.of_loop()
-        if profiler is None:
+        if recorder.loop != get_ident() and recorder.of_loop() is None:
             return advance(self)
         recorder.fetching()
-        marker = profiler.marker("dataloader")
-        marker.__enter__()
+        slices.__enter__()
         try:
             return advance(self)
         finally:
-            marker.__exit__(None, None, None)
+            slices.__exit__(None, None, None)  # StopIteration is no failure
 
     loaders.DataLoader.__iter__ = iterated
     loaders._BaseDataLoaderIter.__next__ = advanced  # noqa: SLF001

@@ -86,7 +86,9 @@ class AttachedMarkers:
 
     def open_slices(self) -> list[OpenSlice]:
         """Return the slices that are being recorded now."""
-        found = [slice_ for marker in list(self._awake.values()) for slice_ in self._opened(marker)]
+        awake = list(self._awake.values())
+        in_use = [marker for marker in awake if marker._start or marker._contended or marker._clones]
+        found = [slice_ for marker in in_use for slice_ in self._opened(marker)]
         self._looks += 1
         if len(self._awake) > _MANY_AWAKE and self._looks % _LOOKS == 0:
             self._send_unused_to_sleep()

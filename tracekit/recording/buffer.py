@@ -67,6 +67,7 @@ class RecordBuffer(BufferBase):
         "_local",
         "_max_bytes",
         "_max_events",
+        "_tests_room",
         "entries_by_bytes",
         "foreign_finishes",
         "forget_left",
@@ -100,6 +101,7 @@ class RecordBuffer(BufferBase):
         self._max_events = self._max_bytes = self.max_entries = self.entries_by_bytes = NEVER_NS
         self._entries_by_bytes_alone = NEVER_NS
         self._held_events = self._held_bytes = 0
+        self._tests_room = isinstance(self.records, list)
         self.keep_before = 0
         self.refused_events = self.refused_bytes = 0
         self.lost_events = 0
@@ -165,6 +167,7 @@ class RecordBuffer(BufferBase):
         records: Any = self.records
         if not isinstance(records, list):
             records.max_rows, records.max_bytes, records.waits = events, in_bytes, wait is not None
+            self._tests_room = records.waits  # otherwise the core refuses by itself
         self.hold(0, 0)
 
     def hold(self, events: int, in_bytes: int) -> None:
@@ -193,7 +196,7 @@ class RecordBuffer(BufferBase):
         records: Any = self.records
         if isinstance(records, list):
             return len(records) >= self.max_entries
-        return bool(records.waits) and records.is_full()  # without waiting, the core refuses by itself
+        return self._tests_room and bool(records.is_full())
 
     def has_room(self) -> bool:
         """Return True if another event fits. With ``on_full="block"``, wait for room."""
@@ -216,7 +219,7 @@ class RecordBuffer(BufferBase):
 
     def add(self, label: int, time_ns: int, kind: int, what: Any) -> None:
         """Append a record, or count it as refused or lost. Never raises. For callers that need no atomic append."""
-        if not self.has_room() and not (kind >= 0 and time_ns < self.keep_before):
+        if self._tests_room and not self.has_room() and not (kind >= 0 and time_ns < self.keep_before):
             self.refuse()
             return
         try:

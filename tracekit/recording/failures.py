@@ -15,23 +15,26 @@ _MAX_IN_A_ROW: Final = 10
 
 
 class Failures:
-    """The failures of one profiler, in ``counts``. Any thread may report; a count may be too low by one when two do."""
+    """The failures of one profiler, in ``counts``, and the one that `raise_pending` raises, or None, as ``pending``.
 
-    __slots__ = ("_first", "_strict", "counts")
+    Any thread may report; a count may be too low by one when two threads do.
+    """
+
+    __slots__ = ("_strict", "counts", "pending")
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._strict = is_set("TRACEKIT_STRICT")
-        self._first: TracekitError | None = None
+        self.pending: TracekitError | None = None
 
     def report(self, who: str, error: BaseException) -> None:
         """Count a failure. Log the first of each ``who``; with ``TRACEKIT_STRICT=1`` the training thread raises it."""
         self.counts[who] += 1
         if self.counts[who] > 1:
             return
-        if self._strict and self._first is None:
-            self._first = HandlerError(f"{who}: {type(error).__name__}: {error}")
-            self._first.__cause__ = error
+        if self._strict and self.pending is None:
+            self.pending = HandlerError(f"{who}: {type(error).__name__}: {error}")
+            self.pending.__cause__ = error
         logger.warning(
             "tracekit: %s failed; training goes on. Its failures are counted, and logged this once; "
             "TRACEKIT_STRICT=1 raises it.",
@@ -41,8 +44,8 @@ class Failures:
 
     def raise_pending(self) -> None:
         """Raise the first failure, once, with ``TRACEKIT_STRICT=1``. Called on the training thread."""
-        if self._first is not None:
-            error, self._first = self._first, None
+        if self.pending is not None:
+            error, self.pending = self.pending, None
             raise error
 
 

@@ -54,8 +54,9 @@ class Signal:
 
     def set(self) -> None:
         """Wake the waiting thread, or the next thread that waits."""
-        with suppress(RuntimeError):  # already set
-            self._lock.release()
+        if self._lock.locked():
+            with suppress(RuntimeError):  # set by another thread in between
+                self._lock.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is set. Return False on a timeout."""
@@ -211,6 +212,8 @@ class HandlerThread:
 
     def post_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
         """Queue a hook of the training loop, in time order with the events. Skip step hooks if too many calls wait."""
+        if self._order is None and getattr(type(self.handler), method) is getattr(TraceHandler, method):
+            return  # it does nothing
         if method in _PER_STEP and len(self._calls) >= _MOST_CALLS:
             self._failures.counts[f"{self._name}: hooks left out"] += 1
         elif self._order is None:

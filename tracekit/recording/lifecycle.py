@@ -123,6 +123,7 @@ _lock = threading.RLock()
 _module_markers: Final = MarkerTable()  # Markers of `tracekit.marker`. They record into the innermost active profiler.
 # In a forked child: markers of the parent's profilers. They record into the child's innermost active profiler.
 _inherited: Final[list[MarkerTable]] = []
+_actions: Final[list[Callable[[], object]]] = []  # those of `when_activated`
 _known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()  # every profiler that was started, for the fork hook
 
 
@@ -156,6 +157,11 @@ def marker(
     return found
 
 
+def when_activated(action: Callable[[], object]) -> None:
+    """Call an action whenever a profiler becomes the active one or is removed, on the thread that starts or stops it."""
+    _actions.append(action)
+
+
 def activate(profiler: Profiler) -> None:
     """Make a profiler the active one. The module-level markers then record into it."""
     if not _known:
@@ -168,6 +174,7 @@ def activate(profiler: Profiler) -> None:
         _active.append(profiler)
         for found in _shared_markers():
             profiler.adopt(found)
+    _notify()
 
 
 def deactivate(profiler: Profiler) -> None:
@@ -181,6 +188,12 @@ def deactivate(profiler: Profiler) -> None:
             profiler.release(_shared_markers())
             for found in _shared_markers():
                 _adopt_by_active(found)
+    _notify()
+
+
+def _notify() -> None:
+    for action in _actions:
+        action()
 
 
 def inherit(markers: MarkerTable) -> None:

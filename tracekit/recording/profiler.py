@@ -388,39 +388,33 @@ class Profiler(ProfilerBase):
             duration: Duration of the batch as measured by the loop (Composer excludes evaluation). None means the time
                 since the last `step`. Only the `Timestamp` uses it; slices do not change.
         """
-        self.begin_batch()
+        writer = self._writer if self._state == "started" else None
         now_ns = self._clock.monotonic_ns()
-        measured = timedelta(microseconds=(now_ns - self._batch_start_ns) // 1000 if self._state == "started" else 0)
-        took = measured if duration is None else duration
+        measured = timedelta(0, 0, 0 if writer is None else (now_ns - self._batch_start_ns) // 1000)
         try:
-            self._timestamp = self._timestamp.to_next_batch(samples=samples, tokens=tokens, duration=took)
+            timestamp = self._timestamp.to_next_batch(samples, tokens, measured if duration is None else duration)
         except TimeError as error:  # an invalid count must not end a run
             self.report_failure("step", error)
-            self._timestamp = self._timestamp.to_next_batch(duration=measured)
-        if self._state != "started":
+            timestamp = self._timestamp.to_next_batch(duration=measured)
+        self._timestamp = timestamp
+        if writer is None:
             return
-        finished_batch = self._running_batch()
-        if self._writer is not None:
-            self._writer.end_batch()
-        if finished_batch is not None:
-            label, start_ns, track = finished_batch
-            self._buffer.add(label, start_ns, now_ns, track)
-        self._timestamps.append(now_ns, self._timestamp)
+        finished = self._action
+        writer.end_batch(self._running_batch(), now_ns, timestamp)
         self._batch_start_ns = now_ns
         self._has_stepped = True
-        self._post("batch_end", self._timestamp, at_ns=now_ns)
         action = self._decide()
-        finished = self._action
         self._window_open = self._window_open or finished in _ACTIVE
         if self._window_open and (finished is ProfilerAction.ACTIVE_AND_SAVE or action not in _ACTIVE):
             self._end_window(action, now_ns)
         else:
             self._pass_to(finished, action)
         # A slice that a source records when its window ends, on this thread, does not begin the batch.
-        self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns)
+        writer.expect_start(self._clock.monotonic_ns() if self._sources else now_ns, ("batch_start", timestamp))
         if now_ns > self._buffer.due_ns:
             self._buffer.look_after(now_ns)
-        self._failures.raise_pending()
+        if self._failures.pending is not None:
+            self._failures.raise_pending()
 
     def begin_batch(self) -> None:
         """Mark the batch as begun, for loops that know it before the first event. A second call does nothing.
@@ -553,7 +547,8 @@ class Profiler(ProfilerBase):
             self._writer.post("window_end", self._timestamp, self._timeline.wall_ns(now_ns), cut_ns=now_ns)
 
     def _pass_to(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        self._begin_batch(action)
+        if action is not self._action:
+            self._begin_batch(action)
         self._sources.step(finished, action)
 
     def _change_to(self, action: ProfilerAction) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +58,9 @@ class Source(ABC):
     called.
     """
 
+    steps_on_change: ClassVar[bool] = False
+    """True to call `step` only at a boundary where the action changes: no code then runs at the others."""
+
     def check(self, recorder: Recorder) -> None:
         """Raise `ConfigError` if the source cannot work in this process. Called before anything is started."""
 
@@ -92,6 +95,7 @@ class SourceGroup:
 
     def __init__(self, sources: Sequence[Source], report: Callable[[str, BaseException], object]) -> None:
         self._sources = sources
+        self._stepped = [source for source in sources if not source.steps_on_change]
         self._report = report
         self._broken: set[int] = set()
 
@@ -111,7 +115,7 @@ class SourceGroup:
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         """Change from one batch to the next."""
-        for source in self._sources:
+        for source in self._stepped if action is finished else self._sources:
             self._call(source, source.step, finished, action)
 
     def close(self) -> None:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 # Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
 # a thread that waits for the GIL waits at most 5 ms of each burst (`sys.getswitchinterval`).
 _WAKE_UPS: Final = 4
+# Cuts per flush interval after one with fewer than `_FEW` events: each cut costs the GIL and the caches of the training.
+_WAKE_UPS_FOR_FEW: Final = 2
+_FEW: Final = 1_024
 _BURST: Final = 16_384  # Target number of events per cut. After a larger cut, the writer pauses for a shorter time.
 _BACKLOG: Final = 65_536  # with more undelivered events, recording threads wait for the writer and the handlers
 _GIVE_WAY_NS: Final = 1_000_000  # time that recording threads run before one of them waits for the writer again
@@ -202,9 +205,25 @@ class Writer:
             self._posted.append((None, at_ns, method, (timestamp,)))
         self._has_begun = True
 
-    def end_batch(self) -> None:
-        """Mark the running batch as ended. Called before its slice is recorded."""
-        self._has_begun = False
+    def end_batch(self, finished: OpenSlice | None, now_ns: int, timestamp: Timestamp) -> None:
+        """End the running batch: record its slice, and queue ``batch_end``.
+
+        Args:
+            finished: The slice; None records none.
+            now_ns: Monotonic time of the end.
+            timestamp: The training time from now on.
+        """
+        if self._expected:
+            with self._expected_lock:
+                if self._expected:  # `begin`, in place: this runs for each step
+                    for method, started in self._expected.pop()[2]:
+                        self._posted.append((None, None, method, (started,)))
+        self._has_begun = False  # before the slice is recorded
+        if finished is not None:
+            label, start_ns, track = finished
+            self._buffer.add(label, start_ns, now_ns, track)
+        self._timestamps.append(now_ns, timestamp)
+        self._posted.append((None, now_ns, "batch_end", (timestamp,)))
 
     def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
         """Cancel `expect_start`, or only a call of it on this thread (``own``). Return the calls that were not made."""
@@ -378,7 +397,8 @@ class Writer:
     def _next_pause_s(self) -> float:
         """Return the time to the next cut. A large cut shortens it, so that bursts stay short and memory flat."""
         change = min(2.0, max(0.1, _BURST / max(1, self._found)))
-        self._pause_s = min(self._interval_s / _WAKE_UPS, self._pause_s * change)
+        cuts = _WAKE_UPS_FOR_FEW if self._found < _FEW else _WAKE_UPS
+        self._pause_s = min(self._interval_s / cuts, self._pause_s * change)
         return self._pause_s
 
     def _deliver(self) -> None:

@@ -55,6 +55,8 @@ class ClockSync(Source):
         ConfigError: ``interval`` is not a number above 0.
     """
 
+    steps_on_change = True
+
     def __init__(self, interval: float = 60.0) -> None:
         check_seconds("ClockSync: interval", interval)
         self._interval_s = float(interval)

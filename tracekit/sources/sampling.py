@@ -83,6 +83,8 @@ class SamplingSource(Source):
 
     thread_name: ClassVar[str]
 
+    steps_on_change = True
+
     def __init__(self, interval: float, clock: Clock = SYSTEM_CLOCK) -> None:
         check_seconds(f"{type(self).__name__}: interval", interval)
         self._interval_ns = max(1, round(interval * 1e9))

@@ -90,8 +90,8 @@ def test_a_module_in_the_middle_of_its_import_is_acted_on_later(package: str, mo
     when_imported(package, lambda module: seen.append(module.__name__))
     module = importlib.import_module(package)
     monkeypatch.setattr(module.__spec__, "_initializing", True, raising=False)
-    act_on_imported()
+    assert act_on_imported()
     assert seen == []
     monkeypatch.setattr(module.__spec__, "_initializing", False)
-    act_on_imported()
+    assert not act_on_imported()
     assert seen == [package]

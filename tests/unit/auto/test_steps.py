@@ -125,6 +125,18 @@ def test_a_source_gets_the_actions_of_its_window(window: tuple[int, int], expect
     assert " ".join(action.name.removeprefix("ACTIVE_AND_") for action in source.actions) == expected
 
 
+def test_a_source_that_steps_on_change_gets_no_call_between() -> None:
+    class Changes(Noting):
+        steps_on_change = True
+
+    source = Changes()
+    schedule = cyclic_schedule(wait=2, warmup=0, active=3, repeat=1)
+    with Profiler(MemoryTraceHandler(), schedule, sources=source) as profiler:
+        for _ in range(7):
+            profiler.step()
+    assert [action.name for action in source.actions] == ["SKIP", "ACTIVE", "ACTIVE_AND_SAVE", "SKIP"]
+
+
 def test_a_source_without_steps_gets_the_actions_of_the_schedule_while_it_is_on() -> None:
     source, on = Noting(), [True, True, False, True, True]
     schedule = cyclic_schedule(wait=0, warmup=1, active=2, repeat=2)
