@@ -99,7 +99,7 @@ def test_counters_of_the_gpu_and_the_allocator_are_there(engine: Engine, merged:
 
 
 def test_times_of_the_gpus_are_those_of_the_events(own_traces: Path, events: dict[int, list[dict[str, Any]]]) -> None:
-    with EventTables([str(own_traces / "cuda_h200")], cache=False) as tables, tables.database(args=True) as database:
+    with EventTables([str(own_traces / "cuda_h200")], cache=False) as tables, tables.database() as database:
         report = explain_gpu(database)
     assert [(gpu.rank, gpu.name) for gpu in report.gpus] == [(0, "GPU 0"), (1, "GPU 0")]
     for gpu in report.gpus:

@@ -54,8 +54,9 @@ class TorchProfiler(Source):
     lasts for an epoch and stays in memory.
 
     torch can run one profiler at a time and crashes the process if two are mixed. If another torch profiler starts during a
-    window (autotuning in torch.compile uses one), the window is discarded and the loss is reported. An error of torch.profiler
-    is reported and turns this source off for the rest of the run. An error in writing loses only that trace.
+    window (autotuning in torch.compile uses one), the window is discarded and the loss is reported; torch 2.11 refuses to start
+    another one during a warm-up, with RuntimeError there. An error of torch.profiler is reported and turns this source off for
+    the rest of the run. An error in writing loses only that trace.
 
     Args:
         filename: Name of the traces, a path or URL with the placeholders of `Recorder.format_path`, filled in when the
