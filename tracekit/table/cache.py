@@ -31,6 +31,7 @@ _SUPERSEDED: Final = "superseded"
 _DONE: Final = "facts"  # no suffix: a folder of traces may hold the cache
 _IN_USE_S: Final = 3600  # an entry that was used since is never removed: a query may be reading it
 _STALE_S: Final = 24 * 3600
+_TRIMS: Final = 64  # looks at all entries while a cache is filled
 
 
 class TableCache:
@@ -47,6 +48,7 @@ class TableCache:
     def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
+        self._added_bytes = max_bytes  # since the last look at all entries; the first entry makes one
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = folder.stat()
@@ -87,11 +89,14 @@ class TableCache:
             raise StorageError(f"{self.folder}: the cache cannot be written: {error.strerror}") from error
         try:
             build(building)
+            self._added_bytes += _size_bytes(building)
             with contextlib.suppress(OSError):  # another process was faster
                 building.rename(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        self.trim()
+        if self._added_bytes >= self._max_bytes // _TRIMS:
+            self.trim()
+            self._added_bytes = 0
         return folder
 
     def latest(self, path: str) -> Path | None:
@@ -144,13 +149,17 @@ class TableCache:
                 if now - used > _IN_USE_S and (entry / _SUPERSEDED).exists():
                     self.remove(entry.name)
                     continue
-                entries.append((used, sum(file.stat().st_size for file in entry.iterdir()), entry))
+                entries.append((used, _size_bytes(entry), entry))
         total = sum(size for _, size, _ in entries)
         for used, size, entry in sorted(entries):
             if total <= self._max_bytes or now - used < _IN_USE_S:
                 break
             self.remove(entry.name)
             total -= size
+
+
+def _size_bytes(entry: Path) -> int:
+    return sum(file.stat().st_size for file in entry.iterdir())
 
 
 @contextlib.contextmanager
