@@ -293,6 +293,17 @@ def test_a_run_without_a_recording_gets_the_reason(tmp_path: Path, command: list
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "variables", "level"),
+    [((), {}, ""), (("--steps", "1:2"), {}, "6"), (("--steps", "1:2"), {"KINETO_LOG_LEVEL": "1"}, "1")],
+)
+def test_torch_profiler_reports_nothing_unless_it_is_asked_to(
+    tmp_path: Path, options: tuple[str, ...], variables: dict[str, str], level: str
+) -> None:
+    done = recorded(tmp_path, "sh", "-c", 'echo "$KINETO_LOG_LEVEL"', options=options, **variables)
+    assert done.stdout == f"{level}\n"
+
+
 def test_a_command_that_cannot_be_started_is_an_error_of_one_line(tmp_path: Path) -> None:
     done = recorded(tmp_path, "no-such-command")
     assert (done.returncode, said(done)) == (127, ["no-such-command: no such command"])

@@ -212,7 +212,10 @@ def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
     root = hooks.parents[2]
     if root.name not in ("site-packages", "dist-packages") and os.fspath(root) not in path:
         path.append(os.fspath(root))
+    # torch's profiler reports its start and end, and a missing GPU, on standard error.
+    quiet = {"KINETO_LOG_LEVEL": "6"} if options.steps is not None or options.on_demand else {}
     return {
+        **quiet,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
         AUTO_VARIABLE: "1",
