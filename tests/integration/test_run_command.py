@@ -30,7 +30,8 @@ KEPT = ("0x", "stats", "graph_break", "compiled", "recompiled", "True", "in betw
 
 def environment(**variables: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("TRACEKIT_")}
-    own.pop("PYTHONPATH", None)
+    for name in ("PYTHONPATH", "KINETO_LOG_LEVEL"):
+        own.pop(name, None)
     return {**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", **variables}
 
 
