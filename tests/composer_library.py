@@ -25,7 +25,7 @@ BESIDE_IT = (
     "pytorch-ranger==0.1.1",
     "tabulate==0.10.0",
     "torch-optimizer==0.3.0",
-    "torchvision==0.29.2",
+    "torchvision==0.29.1",
     "zipp==4.1.2",
 )
 
