@@ -73,14 +73,19 @@ class Answering:
         asked_by = store.get(request + "request").decode()
         store.delete_key(request + "request")
         if asked_by == _NOBODY:
+            store.delete_key(request + "ping0")
             return
         store.set(request + "ready", self._hello)
         for ping in range(MOST_PINGS):
-            go_on = store.get(f"{request}ping{ping}") == b"1"
+            said = store.get(f"{request}ping{ping}").decode()
             now_ns = self._monotonic_ns()
-            store.set(f"{request}pong{ping}", str(now_ns))
+            if said != _NOBODY:
+                store.set(f"{request}pong{ping}", str(now_ns))
             store.delete_key(f"{request}ping{ping}")
-            if not go_on:
+            if said == _NOBODY:
+                store.delete_key(request + "ready")
+                return
+            if said == "0":
                 break
         self.ranks.add(int(asked_by))
 
@@ -116,6 +121,7 @@ class Asking:
         request = f"{PREFIX}{store.add(PREFIX + 'asked', 1)}/"
         store.set(request + "request", str(self._rank))
         if not self._ready(request):
+            store.set(request + "ping0", _NOBODY)  # rank 0 may have read the request meanwhile
             store.set(request + "request", _NOBODY)
             return None
         reference_rank, reference_boot_id, reference_offset_ns = json.loads(store.get(request + "ready"))

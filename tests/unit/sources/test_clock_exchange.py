@@ -148,6 +148,25 @@ def test_a_rank_that_lost_patience_is_passed_over_and_the_next_one_answered(monk
     assert answers.ranks == {1}
 
 
+def test_a_rank_that_ends_just_as_it_is_answered_keeps_rank_0_no_longer() -> None:
+    store = FakeStore()
+    reference = answering(store)
+    thread = threading.Thread(target=reference.answer)
+
+    def end(_: float) -> bool:
+        # The recording ends between two looks, and rank 0 reads the request before it is taken back.
+        thread.start()
+        store.get(clock_exchange.PREFIX + "1/ready")
+        return True
+
+    own = Asking(store, rank=1, timeline_offset_ns=0, monotonic_ns=time.perf_counter_ns, pause=end)
+    assert own.measure() is None
+    thread.join(30)
+    assert not thread.is_alive()
+    assert reference.ranks == set()
+    assert not reference.waiting()
+
+
 def test_a_rank_that_dies_in_the_middle_costs_one_wait() -> None:
     store = FakeStore()
     answers = answering(store)
