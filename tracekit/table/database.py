@@ -293,6 +293,11 @@ class Database:
         except self._errors as error:
             if type(error).__name__ == "InterruptException":
                 raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped") from error
+            if isinstance(error, self._out_of_memory):
+                raise QueryError(
+                    f"the query needs more memory than {self._limits.memory_bytes // 10**6} MB; allow more (--max-memory), "
+                    "or ask for fewer rows or groups"
+                ) from error
             raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
         finally:
             timer.cancel()
