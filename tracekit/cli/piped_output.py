@@ -51,7 +51,7 @@ def piped_output(args: argparse.Namespace, verb: str) -> Iterator[None]:
     if sys.stdout.isatty():
         raise CommandError(f"-: standard output is a terminal; redirect it, for example > {_FILES[verb]}", USAGE)
     messages = io.StringIO()
-    with tempfile.TemporaryDirectory(prefix="tracekit-pipe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tracekit-output-") as folder:
         file = Path(folder) / _FILES[verb]
         args.output = str(file)
         try:
