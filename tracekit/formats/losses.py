@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.merged_head import MERGED_KEY, TOTALS_KEY
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
 from tracekit.formats.trace_event import UNSET, decode_dict, decode_or_none
@@ -70,7 +69,7 @@ class Accounts:
         if name == SUMMARY_EVENT:
             self.summary = args
         elif name == LOSS_EVENT:
-            self.lost_events += whole_number(args.get(LOST_EVENTS_KEY)) or 0
+            self.lost_events += _count(args.get(LOST_EVENTS_KEY))
         else:
             self.is_dump = True
 
@@ -87,7 +86,7 @@ class Accounts:
     def note_instant(self, event: Event) -> None:
         """Add an instant if it is a gap."""
         if event.name is not UNSET and bytes(event.name) == GAP_NAME:
-            self.gap_events += whole_number(decode_dict(event.args).get(LOST_EVENTS_KEY)) or 0
+            self.gap_events += _count(decode_dict(event.args).get(LOST_EVENTS_KEY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[Record
         rank, count = entry.get("rank"), entry.get("count")
         file, kind, reason = (str(entry.get(key)) for key in ("file", "kind", "reason"))
         if isinstance(rank, int) and rank in ranks and kind in (DROPPED, FAILED, CUT):
-            found.append(RecordingLoss(rank, file, kind, reason, whole_number(count) or None))
+            found.append(RecordingLoss(rank, file, kind, reason, _count(count) or None))
     return found
 
 
@@ -137,8 +136,8 @@ def _of_summary(rank: int, file: RecordedFile) -> list[RecordingLoss]:
     for key, kind in (("dropped", DROPPED), ("failures", FAILED)):
         counts = (file.accounts.summary or {}).get(key)
         for reason, count in counts.items() if isinstance(counts, dict) else ():
-            if number := whole_number(count):
-                found.append(RecordingLoss(rank, file.path, kind, reason, number))
+            if _count(count):
+                found.append(RecordingLoss(rank, file.path, kind, reason, count))
     return found
 
 
@@ -153,3 +152,7 @@ def _of_files(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
     if last.cut:
         found.append(RecordingLoss(rank, last.path, CUT, _NO_SUMMARY, None))
     return found
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0

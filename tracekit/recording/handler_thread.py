@@ -212,8 +212,9 @@ class HandlerThread:
 
     def post_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
         """Queue a hook of the training loop, in time order with the events. Skip step hooks if too many calls wait."""
-        if self._order is None and getattr(type(self.handler), method) is getattr(TraceHandler, method):
-            return  # it does nothing
+        hook = getattr(self.handler, method)
+        if self._order is None and getattr(hook, "__func__", hook) is getattr(TraceHandler, method):
+            return  # the handler has none of its own
         if method in _PER_STEP and len(self._calls) >= _MOST_CALLS:
             self._failures.counts[f"{self._name}: hooks left out"] += 1
         elif self._order is None:
