@@ -116,7 +116,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
             monkeypatch.delenv(name)
     monkeypatch.setenv("TRACEKIT_QUIET", "1")  # no report at the end of each recording; test_end_report tests it
     monkeypatch.setenv("TRACEKIT_SPOOL", str(tmp_path_factory.getbasetemp() / "spool"))
-    # An entry of the cache looks at all others, of which the tests of a whole run would leave thousands in the user's own.
+    # The tests of a whole run would leave thousands of entries in the cache of the user.
     monkeypatch.setenv("TRACEKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache" / str(next(NUMBERS))))
 
 

@@ -212,9 +212,10 @@ class HandlerThread:
 
     def post_hook(self, time_ns: int | None, method: str, args: tuple[Any, ...]) -> None:
         """Queue a hook of the training loop, in time order with the events. Skip step hooks if too many calls wait."""
-        hook = getattr(self.handler, method)
-        if self._order is None and getattr(hook, "__func__", hook) is getattr(TraceHandler, method):
-            return  # the handler has none of its own
+        if self._order is None:
+            hook = getattr(self.handler, method)
+            if getattr(hook, "__func__", hook) is getattr(TraceHandler, method):
+                return  # the handler does not override it
         if method in _PER_STEP and len(self._calls) >= _MOST_CALLS:
             self._failures.counts[f"{self._name}: hooks left out"] += 1
         elif self._order is None:

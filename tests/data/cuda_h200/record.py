@@ -27,7 +27,7 @@ DEVICE = torch.device("cuda", 0)
 
 
 def capture(inputs: torch.Tensor) -> torch.cuda.CUDAGraph:
-    """Capture two products as a graph, after a warm-up on a stream of their own."""
+    """Capture two products as a graph, after a warm-up on a separate stream."""
     weights = torch.randn(SIZE, SIZE, device=DEVICE)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
