@@ -18,18 +18,14 @@ from tracekit.timestring import LARGEST_COUNT, TimeUnit, shown
 from tracekit.training_time import Time, checked, ensure_time, plain_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import TypeAlias
 
     Count: TypeAlias = int | Time | str
-    _Values: TypeAlias = tuple[
-        int, int, int, int, int, int, int, int, int, int, timedelta, timedelta, timedelta, timedelta
-    ]
+    _Values: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 __all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
 
 _ZERO = timedelta(0)
-_SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 
 _TOTALS = (TimeUnit.ITERATION, TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
@@ -86,7 +82,7 @@ class Timestamp:
     """
 
     __slots__ = ("_values",)
-    # Plain numbers in one tuple instead of ten Times: a timestamp is made once a batch, and most fields are never read.
+    # Plain numbers in one tuple, wall-clock times in us: a timestamp is made once a batch, and most fields are never read.
     _values: _Values
 
     def __init__(
@@ -130,8 +126,12 @@ class Timestamp:
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"a Timestamp is immutable: {name} cannot be deleted")
 
-    def __reduce__(self) -> tuple[type[Timestamp], _Values]:
-        return Timestamp, self._values
+    def __reduce__(self) -> tuple[type[Timestamp], tuple[int | timedelta, ...]]:
+        return Timestamp, self._fields()
+
+    def _fields(self) -> tuple[int | timedelta, ...]:
+        """Return the fields as the constructor takes them."""
+        return (*self._values[:10], *(timedelta(microseconds=value) for value in self._values[10:]))
 
     @property
     def iteration(self) -> Time[int]:
@@ -186,22 +186,22 @@ class Timestamp:
     @property
     def total_wct(self) -> timedelta:
         """Wall-clock time of training so far."""
-        return self._values[10]
+        return timedelta(microseconds=self._values[10])
 
     @property
     def iteration_wct(self) -> timedelta:
         """Wall-clock time of this iteration so far."""
-        return self._values[11]
+        return timedelta(microseconds=self._values[11])
 
     @property
     def epoch_wct(self) -> timedelta:
         """Wall-clock time of this epoch so far."""
-        return self._values[12]
+        return timedelta(microseconds=self._values[12])
 
     @property
     def batch_wct(self) -> timedelta:
         """Wall-clock time of the last batch."""
-        return self._values[13]
+        return timedelta(microseconds=self._values[13])
 
     def get(self, unit: TimeUnit | str) -> Time[int]:
         """Return the total counter of a unit; for ``SECOND`` the whole seconds of ``total_wct``, rounded down.
@@ -211,7 +211,7 @@ class Timestamp:
         """
         unit = TimeUnit(unit)
         if unit is TimeUnit.SECOND:
-            return Time(self._values[10] // _SECOND, unit)
+            return Time(self._values[10] // 1_000_000, unit)
         if unit is TimeUnit.DURATION:
             raise TimeError("a timestamp cannot be given in dur: it does not know how long training will be")
         return Time(self._values[_TOTALS.index(unit)], unit)
@@ -225,7 +225,7 @@ class Timestamp:
         unknown = sorted(fields.keys() - _FIELDS.keys())
         if unknown:
             raise TimeError(f"a Timestamp has no field {unknown[0]!r}; its fields are {', '.join(_FIELDS)}")
-        kept = zip(_FIELDS, self._values, strict=True)
+        kept = zip(_FIELDS, self._fields(), strict=True)
         return Timestamp(*(old if fields.get(name) is None else fields[name] for name, old in kept))  # type: ignore[arg-type]
 
     def to_next_batch(self, samples: Count = 0, tokens: Count = 0, duration: timedelta | None = None) -> Timestamp:
@@ -239,11 +239,16 @@ class Timestamp:
         Raises:
             TimeError: A wrong or negative argument.
         """
+        return self.after_batch(samples, tokens, _wall_clock("duration", duration))
+
+    def after_batch(self, samples: Count, tokens: Count, duration_us: int) -> Timestamp:
+        """Return the same for a duration in microseconds, 0 or more.
+
+        A `timedelta` costs 10 us where a training step has taken the caches.
+        """
         # Fast path for the usual argument, an int that is not negative: this runs once per batch, in about a microsecond.
         more_samples = samples if type(samples) is int and samples >= 0 else _count("samples", samples, TimeUnit.SAMPLE)
         more_tokens = tokens if type(tokens) is int and tokens >= 0 else _count("tokens", tokens, TimeUnit.TOKEN)
-        is_plain = type(duration) is timedelta and duration >= _ZERO
-        took: timedelta = duration if is_plain else _wall_clock("duration", duration)  # type: ignore[assignment]
         old = self._values
         return _timestamp(
             (
@@ -257,10 +262,10 @@ class Timestamp:
                 old[7] + 1,  # batch_in_epoch
                 old[8] + more_samples,  # sample_in_epoch
                 old[9] + more_tokens,  # token_in_epoch
-                old[10] + took,  # total_wct
-                old[11] + took,  # iteration_wct
-                old[12] + took,  # epoch_wct
-                took,  # batch_wct
+                old[10] + duration_us,  # total_wct
+                old[11] + duration_us,  # iteration_wct
+                old[12] + duration_us,  # epoch_wct
+                duration_us,  # batch_wct
             )
         )
 
@@ -296,8 +301,8 @@ class Timestamp:
                 0,  # token_in_epoch
                 old[10] + took,  # total_wct
                 old[11] + took,  # iteration_wct
-                _ZERO,  # epoch_wct
-                _ZERO,  # batch_wct
+                0,  # epoch_wct
+                0,  # batch_wct
             )
         )
 
@@ -325,9 +330,9 @@ class Timestamp:
                 0,  # sample_in_epoch
                 0,  # token_in_epoch
                 old[10] + took,  # total_wct
-                _ZERO,  # iteration_wct
-                _ZERO,  # epoch_wct
-                _ZERO,  # batch_wct
+                0,  # iteration_wct
+                0,  # epoch_wct
+                0,  # batch_wct
             )
         )
 
@@ -336,11 +341,7 @@ class Timestamp:
 
         Microseconds are the resolution of ``timedelta``, so `from_state_dict` returns an equal timestamp.
         """
-        values: Iterable[int | timedelta] = self._values
-        return {
-            key: value // _MICROSECOND if isinstance(value, timedelta) else value
-            for key, value in zip(_STATE_KEYS, values, strict=True)
-        }
+        return dict(zip(_STATE_KEYS, self._values, strict=True))
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, object]) -> Timestamp:
@@ -374,7 +375,7 @@ class Timestamp:
         return cls(**fields)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        fields = zip(_FIELDS, self._values, strict=True)
+        fields = zip(_FIELDS, self._fields(), strict=True)
         return f"Timestamp({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
     def __hash__(self) -> int:
@@ -435,18 +436,15 @@ def _count(name: str, value: object, unit: TimeUnit) -> int:
     return number
 
 
-def _wall_clock(name: str, value: object) -> timedelta:
-    """Return a wall-clock time, or raise a `TimeError` that names it."""
+def _wall_clock(name: str, value: object) -> int:
+    """Return a wall-clock time in us, or raise a `TimeError` that names it. The nanoseconds of a subclass are dropped."""
     if value is None:
-        return _ZERO
+        return 0
     if not isinstance(value, timedelta):
         raise TimeError(f"{name}: a datetime.timedelta is needed, not {shown(value)}")
     if value < _ZERO:
         raise TimeError(f"{name}: {shown(value)} is negative, and training time does not go backwards")
-    if type(value) is not timedelta:
-        # A subclass (such as that of pandas) may have nanoseconds, which the state dict could not keep.
-        return timedelta(value.days, value.seconds, value.microseconds)
-    return value
+    return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
 
 
 def _microseconds(key: str, value: object) -> timedelta:
@@ -455,13 +453,18 @@ def _microseconds(key: str, value: object) -> timedelta:
     if not isinstance(number, int):
         raise TimeError(f"{key}: a whole number of microseconds is needed, not {shown(value)}")
     try:
-        return _wall_clock(key, timedelta(microseconds=number))
+        duration = timedelta(microseconds=number)
     except OverflowError:
         raise TimeError(f"{key}: {shown(number)} is more than a timedelta can hold") from None
+    _wall_clock(key, duration)
+    return duration
 
 
 def _timestamp(values: _Values) -> Timestamp:
     """Make a timestamp of valid values, without checks."""
-    timestamp: Timestamp = object.__new__(Timestamp)
-    object.__setattr__(timestamp, "_values", values)
+    timestamp: Timestamp = _new(Timestamp)
+    _set_values(timestamp, values)
     return timestamp
+
+
+_new, _set_values = object.__new__, vars(Timestamp)["_values"].__set__

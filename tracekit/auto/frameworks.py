@@ -82,6 +82,7 @@ def _transformers_callback(recorder: AutoRecorder) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
             super().on_step_end(args, state, control, **named)
+            recorder.hook_imported()
             state.stateful_callbacks.pop("tracekit", None)
 
     return Callback(recorder.running())
@@ -96,6 +97,10 @@ def _lightning_callback(recorder: AutoRecorder) -> Any:
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             if recorder.running(start=True) is not None:
                 super().setup(trainer, pl_module, stage)
+
+        def on_train_batch_end(self, *args: Any, **named: Any) -> None:
+            super().on_train_batch_end(*args, **named)
+            recorder.hook_imported()
 
         def state_dict(self) -> dict[str, Any]:
             return {}

@@ -28,7 +28,6 @@ from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.imports import act_on_imported
 from tracekit.recording.lifecycle import active_profiler, when_activated
 from tracekit.recording.profiler import Profiler
-from tracekit.recording.source import Source
 from tracekit.sources.clock_sync import ClockSync
 from tracekit.sources.gpu import GPUProfiler
 from tracekit.sources.system import SystemProfiler
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracekit.handlers.base import TraceHandler
-    from tracekit.recording.schedule import ProfilerAction
-    from tracekit.recording.source import Recorder
+    from tracekit.recording.source import Source
 
 logger = logging.getLogger("tracekit")
 
@@ -58,6 +56,8 @@ class AutoRecorder:
         thread: The thread that trains.
         loop: The same while its hooks record; 0 while they have to ask `of_loop`.
         is_jax: The steps are those of JAX.
+        is_pending: A step is over with the next request for data. The hook of that request calls `step` then.
+        fetched: Data was requested since the last step.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,8 @@ class AutoRecorder:
         self._profiler: Profiler | None = None
         self._off = False
         self._parent: ProcessInfo | None = None
-        self._fetched = self._pending = self._steps_early = False
+        self.fetched = self.is_pending = self._steps_early = False
+        self._imported = 0
         self._leader: weakref.ref[Any] | None = None
         os.register_at_fork(after_in_child=self._after_fork)
         when_activated(self._look_again)
@@ -181,7 +182,7 @@ class AutoRecorder:
         self._off, self.loop = True, 0
         if profiler is None or not profiler.started:
             return
-        if self._pending:
+        if self.is_pending:
             profiler.step()
         profiler.stop()
         process, stats, handlers = profiler.process, profiler.stats, profiler.trace_handlers
@@ -195,39 +196,39 @@ class AutoRecorder:
             with contextlib.suppress(Exception):
                 self._parent = self._profiler.process
         self._profiler = None
-        self._off = self._fetched = self._pending = False
+        self._off = self.fetched = self.is_pending = False
         self.framework = self.loop = 0
         self.thread = None
 
     # ---- steps --------------------------------------------------------------------------------------------------------
-
-    def fetching(self) -> None:
-        """Note that the loop asks for data: the step before is over."""
-        if self._pending:
-            self.step()
-        self._fetched = True
 
     def optimizer_starts(self, optimizer: object) -> None:
         """Note that an optimizer begins its step."""
         leader = None if self._leader is None else self._leader()
         if leader is None:
             self._leader = weakref.ref(optimizer)
-        elif self._pending and leader is optimizer:
+        elif self.is_pending and leader is optimizer:
             self._steps_early = True  # several steps for one request: requests do not separate them
             self.step()
 
     def optimizer_ended(self, optimizer: object) -> None:
         """Note that an optimizer has made its step."""
-        if self._fetched and not self._steps_early:
-            self._pending = True
+        if self.fetched and not self._steps_early:
+            self.is_pending = True
         elif self._leader is not None and self._leader() is optimizer:
             self.step()
 
     def step(self) -> None:
         """End the step."""
-        self._pending = self._fetched = False
+        self.is_pending = self.fetched = False
         if self._profiler is not None and self.thread == get_ident():
             self._profiler.step()
+            if len(sys.modules) != self._imported:
+                self.hook_imported()
+
+    def hook_imported(self) -> None:
+        """Hook the modules that were imported since the last step. The first step ends the watch of imports."""
+        self._imported = 0 if act_on_imported() else len(sys.modules)
 
 
 @functools.cache
@@ -266,7 +267,7 @@ def _available_service(service: str | None) -> str | None:
 
 
 def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], bool]) -> list[Source]:
-    sources: list[Source] = [_ImportWatch()]
+    sources: list[Source] = []
     if importlib.util.find_spec("psutil") is not None:
         sources.append(SystemProfiler())
     if Path(_GPU_DRIVER).exists() and importlib.util.find_spec("pynvml") is not None:
@@ -291,24 +292,6 @@ def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], boo
         # A data loader of torch may start the recording of a script of JAX.
         sources.append(StepWindow(torch_profiler, options.steps, lambda: not is_jax()))
     return sources
-
-
-class _ImportWatch(Source):
-    """Ends the watch of imports at the first step, and hooks later imports at the next step."""
-
-    def __init__(self) -> None:
-        self._modules = 0
-
-    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
-        """Do nothing: most scripts import what is left before their first step ends."""
-
-    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        """Hook the modules that were imported since."""
-        if len(sys.modules) != self._modules:
-            self._modules = 0 if act_on_imported() else len(sys.modules)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _on_main_thread() -> bool:

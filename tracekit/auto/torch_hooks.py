@@ -60,8 +60,10 @@ def instrument(torch: ModuleType) -> None:
     recorder = auto_recorder()
     is_compiling = torch.compiler.is_dynamo_compiling
     _hook_optimizers(torch, recorder, is_compiling)
-    backward = _recorded(torch.autograd.backward, "backward", recorder, lambda: recorder.of_loop(start=True))
-    torch.autograd.backward = _untraced(torch, backward)  # Tensor.backward looks it up there
+    start = functools.partial(recorder.of_loop, start=True)
+    torch.autograd.backward = _untraced(
+        torch.autograd.backward, "backward", recorder, start
+    )  # as Tensor.backward finds it
     _hook_loaders(torch, recorder)
 
     def replace(modules: list[ModuleType], name: str, slices: str, categories: tuple[str, ...] = ()) -> None:
@@ -91,10 +93,10 @@ def _recorded(
     name: str,
     recorder: AutoRecorder,
     find_profiler: Callable[[], Profiler | None],
-    categories: tuple[str, ...] = (),
-    is_compiling: Callable[[], bool] | None = None,
+    categories: tuple[str, ...],
+    is_compiling: Callable[[], bool],
 ) -> Callable[..., Any]:
-    """Return a function with a slice for each call that is recorded.
+    """Return a function with a slice for each call that is recorded; Dynamo traces the function without it.
 
     Args:
         function: The function.
@@ -102,15 +104,13 @@ def _recorded(
         recorder: The recorder. It records the calls of its loop.
         find_profiler: Returns None for another call that is not recorded.
         categories: The categories of the slices.
-        is_compiling: Returns True while Dynamo traces the function. None for one that it does not trace.
+        is_compiling: Returns True while Dynamo traces the function.
     """
     slices = marker(name, categories)
 
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling is not None and is_compiling():
-            return function(*args, **kwargs)
-        if recorder.loop != get_ident() and find_profiler() is None:
+        if is_compiling() or (recorder.loop != get_ident() and find_profiler() is None):
             return function(*args, **kwargs)
         with slices:
             return function(*args, **kwargs)
@@ -118,10 +118,21 @@ def _recorded(
     return recorded
 
 
-def _untraced(torch: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep Dynamo from tracing a function, as torch does for its own."""
-    found: Callable[..., Any] = torch._disable_dynamo(function, recursive=False)  # noqa: SLF001
-    return found
+def _untraced(
+    function: Callable[..., Any], name: str, recorder: AutoRecorder, find_profiler: Callable[[], Profiler | None]
+) -> Callable[..., Any]:
+    """Return the same for a function that torch keeps from Dynamo: Dynamo passes over both, and this costs less."""
+    slices = marker(name)
+
+    @functools.wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        if recorder.loop != get_ident() and find_profiler() is None:
+            return function(*args, **kwargs)
+        with slices:
+            return function(*args, **kwargs)
+
+    when_imported("torch._dynamo.decorators", lambda decorators: decorators.skip(recorded))
+    return recorded
 
 
 def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Callable[[], bool]) -> None:
@@ -153,7 +164,7 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
     kind = optimizers.Optimizer
     after_init(kind, RootModules(torch, recorder).follow)
 
-    kind.zero_grad = _untraced(torch, _recorded(kind.zero_grad, "zero_grad", recorder, recorder.of_loop))
+    kind.zero_grad = _untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)
 
 
 def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
@@ -166,7 +177,9 @@ def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
         profiler = recorder.of_loop(start=True)
         if profiler is None:
             return iterate(self)
-        recorder.fetching()
+        if recorder.is_pending:
+            recorder.step()
+        recorder.fetched = True
         with recording_loader(self, profiler), slices:
             return iterate(self)
 
@@ -174,7 +187,9 @@ def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
     def advanced(self: Any) -> Any:
         if recorder.loop != get_ident() and recorder.of_loop() is None:
             return advance(self)
-        recorder.fetching()
+        if recorder.is_pending:
+            recorder.step()
+        recorder.fetched = True
         slices.__enter__()
         try:
             return advance(self)

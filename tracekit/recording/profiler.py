@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from contextlib import ExitStack, suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tracekit import privacy
@@ -36,6 +35,7 @@ from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import timedelta
     from types import TracebackType
 
     from tracekit.clock import ClockOffset
@@ -151,7 +151,7 @@ class Profiler(ProfilerBase):
         on_demand = self._schedule.on_demand
         if on_demand is not None:
             # One of the handlers as well: so it hears of windows and of torch's traces.
-            on_demand.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources))
+            on_demand.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources.members))
             self._handlers.append(on_demand)
         if timestamp is not None:
             self._schedule.resume_at(timestamp)
@@ -390,12 +390,15 @@ class Profiler(ProfilerBase):
         """
         writer = self._writer if self._state == "started" else None
         now_ns = self._clock.monotonic_ns()
-        measured = timedelta(0, 0, 0 if writer is None else (now_ns - self._batch_start_ns) // 1000)
+        took_us = 0 if writer is None else (now_ns - self._batch_start_ns) // 1000
         try:
-            timestamp = self._timestamp.to_next_batch(samples, tokens, measured if duration is None else duration)
+            if duration is None:
+                timestamp = self._timestamp.after_batch(samples, tokens, took_us)
+            else:
+                timestamp = self._timestamp.to_next_batch(samples, tokens, duration)
         except TimeError as error:  # an invalid count must not end a run
             self.report_failure("step", error)
-            timestamp = self._timestamp.to_next_batch(duration=measured)
+            timestamp = self._timestamp.after_batch(0, 0, took_us)
         self._timestamp = timestamp
         if writer is None:
             return
@@ -407,10 +410,10 @@ class Profiler(ProfilerBase):
         self._window_open = self._window_open or finished in _ACTIVE
         if self._window_open and (finished is ProfilerAction.ACTIVE_AND_SAVE or action not in _ACTIVE):
             self._end_window(action, now_ns)
-        else:
+        elif self._sources.stepped or action is not finished:
             self._pass_to(finished, action)
         # A slice that a source records when its window ends, on this thread, does not begin the batch.
-        writer.expect_start(self._clock.monotonic_ns() if self._sources else now_ns, ("batch_start", timestamp))
+        writer.expect_start(self._clock.monotonic_ns() if self._sources.members else now_ns, ("batch_start", timestamp))
         if now_ns > self._buffer.due_ns:
             self._buffer.look_after(now_ns)
         if self._failures.pending is not None:
@@ -445,7 +448,7 @@ class Profiler(ProfilerBase):
 
     def _has_empty_window(self) -> bool:
         """Return True if a window is open but none of its batches has begun. A run without any `step` is one batch."""
-        if self._writer is None or not self._sources or not self._has_stepped:
+        if self._writer is None or not self._sources.members or not self._has_stepped:
             return False
         return self._action in _ACTIVE and not self._window_open and not self._writer.has_begun(_LOOK_S)
 
@@ -476,7 +479,7 @@ class Profiler(ProfilerBase):
         else:
             # The last step asked the schedule for a batch that did not come. The first batch of this epoch replaces it.
             self._change_to(action)
-        self._expect_start(self._clock.monotonic_ns() if self._sources else now_ns, new_epoch=True)
+        self._expect_start(self._clock.monotonic_ns() if self._sources.members else now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
         """Begin the next iteration, in runs that group epochs into iterations (such as PPO)."""
@@ -534,6 +537,8 @@ class Profiler(ProfilerBase):
 
     def _decide(self) -> ProfilerAction:
         """Return the schedule's action for the next batch."""
+        if self._schedule.whole is None:
+            return ProfilerAction.ACTIVE
         try:
             return self._schedule.action(self._timestamp)
         except Exception as error:  # noqa: BLE001 - a user's function; its failure must not stop training

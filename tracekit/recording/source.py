@@ -91,37 +91,38 @@ class Source(ABC):
 
 
 class SourceGroup:
-    """The sources of one profiler. A source that fails is reported, and only closed from then on."""
+    """The sources of one profiler. A source that fails is reported, and only closed from then on.
+
+    Attributes:
+        members: The sources.
+        stepped: Those that `step` calls at every boundary.
+    """
 
     def __init__(self, sources: Sequence[Source], report: Callable[[str, BaseException], object]) -> None:
-        self._sources = sources
-        self._stepped = [source for source in sources if not source.steps_on_change]
+        self.members = sources
+        self.stepped = [source for source in sources if not source.steps_on_change]
         self._report = report
         self._broken: set[int] = set()
 
-    def __bool__(self) -> bool:
-        """Return True if there are sources."""
-        return bool(self._sources)
-
     def check(self, recorder: Recorder) -> None:
         """Raise `ConfigError` if a source cannot work in this process."""
-        for source in self._sources:
+        for source in self.members:
             source.check(recorder)
 
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Open the sources."""
-        for source in self._sources:
+        for source in self.members:
             self._call(source, source.open, recorder, action)
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         """Change from one batch to the next."""
-        for source in self._stepped if action is finished else self._sources:
+        for source in self.stepped if action is finished else self.members:
             self._call(source, source.step, finished, action)
 
     def close(self) -> None:
         """Close all sources, also those that have failed."""
         self._broken.clear()
-        for source in self._sources:
+        for source in self.members:
             self._call(source, source.close)
 
     def _call(self, source: Source, method: Callable[..., None], *args: object) -> None:
