@@ -50,6 +50,9 @@ LAUNCHER_VARIABLES = {
 }
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
+MAX_END_S = 60.0
+"""How long a thread of tracekit may take to end after its test."""
+
 NUMBERS = itertools.count()
 """Numbers of the tests that a process runs."""
 
@@ -138,7 +141,7 @@ def nothing_left_running() -> Iterator[None]:
     assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tracekit")]
     for thread in threads:
-        thread.join(60)  # one that is about to end is not left running
+        thread.join(MAX_END_S)  # one that is about to end is not left running
     left = sorted(thread.name for thread in threads if thread.is_alive())
     assert left == [], f"the test left threads running: {left}"
 
