@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.examples import ALL, QUICK
 from tests.native import cores
 from tests.perfetto import Browser, Engine, UnavailableError
 from tests.real_traces import OWN, RealTraces
@@ -58,7 +59,7 @@ NUMBERS = itertools.count()
 
 # Hypothesis draws this many examples for a property. "quick" is the default; scripts/test --all selects "all". In .ci/run the
 # examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
-for profile, examples in {"quick": 25, "all": 150}.items():
+for profile, examples in {"quick": QUICK, "all": ALL}.items():
     derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
     hypothesis.settings.register_profile(
         profile,

@@ -87,6 +87,7 @@ def test_the_process_that_merges_for_a_handler_logs_the_trace_and_the_report(ser
         assert in_mlflow(folder) == ["merged.json", "report.html"]
 
 
+@pytest.mark.slow
 def test_run_logs_after_its_merge_and_a_failure_costs_a_line_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,9 +103,11 @@ SINGLE = [
         {"batch": 12, "optimizer": 12, "forward": 24, "backward": 24, "evaluation": 6, "save checkpoint": 4},
     ),
     pytest.param("data_loaders", {"batch": 20, "optimizer": 40, "forward": 40, "fetch": 62}, marks=pytest.mark.slow),
-    ("generator_loop", {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9}),
+    pytest.param(
+        "generator_loop", {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9}, marks=pytest.mark.slow
+    ),
     pytest.param("forks", {"batch": 15, "forward": 15, "optimizer": 15}, marks=pytest.mark.slow),
-    ("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 24}),
+    pytest.param("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 24}, marks=pytest.mark.slow),
     pytest.param(
         "hf_trainer", {"batch": 6, "forward": 12, "evaluation": 2, "save": 2, "train": 1}, marks=pytest.mark.slow
     ),
@@ -426,6 +428,7 @@ train(1)
 """
 
 
+@pytest.mark.slow
 def test_copies_and_graphs_of_a_recorded_module_are_those_of_a_plain_one(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP.replace("model =", "torch.manual_seed(0)\nmodel =") + COPIES)
     plain = execute(tmp_path / "plain", PYTHON, "-W", "ignore", script)
@@ -569,7 +572,9 @@ sys.exit(max(child.wait() for child in children))
     "variables",
     [
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        pytest.param(
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"), marks=pytest.mark.slow
+        ),
     ],
     ids=["srun", "mpirun"],
 )
@@ -721,6 +726,7 @@ def test_the_variable_records_without_the_library_of_a_service(tmp_path: Path) -
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
 
 
+@pytest.mark.slow
 def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP + "train(6)")
     (tmp_path / "pyproject.toml").write_text(
