@@ -342,7 +342,8 @@ def test_an_output_that_exists_is_not_replaced_unless_asked(tmp_path: Path) -> N
     assert slices(tmp_path / "merged.json.gz")["batch"] == 2
 
 
-def test_a_profiler_of_the_script_wins_also_when_it_starts_late(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", [pytest.param("early", marks=pytest.mark.slow), "late"])
+def test_a_profiler_of_the_script_wins_also_when_it_starts_late(tmp_path: Path, when: str) -> None:
     script = write(
         tmp_path,
         LOOP
@@ -356,12 +357,11 @@ with Profiler(JSONTraceHandler("own.json")) as profiler:
 train(2)
 """,
     )
-    for when in ("early", "late"):
-        folder = tmp_path / when
-        done = recorded(folder, PYTHON, script, when)
-        assert (done.returncode, done.stdout) == (0, "")
-        assert said(done) == ["no process of this run was recorded: the script records with a Profiler of its own."]
-        assert [path.name for path in folder.rglob("*") if path.is_file()] == ["own.json"]
+    folder = tmp_path / when
+    done = recorded(folder, PYTHON, script, when)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert said(done) == ["no process of this run was recorded: the script records with a Profiler of its own."]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["own.json"]
 
 
 def test_markers_of_the_script_and_no_global_hooks_of_modules(tmp_path: Path) -> None:
@@ -568,13 +568,12 @@ sys.exit(max(child.wait() for child in children))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [
         ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"),
-        pytest.param(
-            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"), marks=pytest.mark.slow
-        ),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
     ids=["srun", "mpirun"],
 )
@@ -713,6 +712,7 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_variable_records_without_the_library_of_a_service(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
