@@ -204,13 +204,6 @@ def test_each_of_several_nodes_runs_the_command_and_one_merges(tmp_path: Path) -
     assert "the node of rank 0 merges them" in texts[1]
 
 
-def test_the_exit_code_of_the_script_is_that_of_the_command(tmp_path: Path) -> None:
-    script = write(tmp_path, LOOP + "train(3)\nsys.exit(7)")
-    done = recorded(tmp_path, PYTHON, script)
-    assert done.returncode == 7
-    assert slices(tmp_path / "merged.json.gz")["batch"] == 3
-
-
 def test_a_script_that_is_killed_ends_the_command_by_the_same_signal_and_is_merged(tmp_path: Path) -> None:
     script = write(
         tmp_path, LOOP + "import tracekit\ntrain(3)\ntracekit.active_profiler().flush()\nos.kill(os.getpid(), 9)"
@@ -683,18 +676,33 @@ def test_the_steps_of_a_jax_script_with_a_loader_of_torch_have_a_trace_of_jax_on
     assert list((tmp_path / "here").glob("torch-*")) == []
 
 
-def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+def with_hook(folder: Path) -> str:
+    """Return a program that trains, in a Python that imports what the package installs beside itself."""
+    site = folder / "site"
     site.mkdir()
     shutil.copy(ROOT / "tracekit" / "auto" / "tracekit-auto.pth", site)
-    script = write(tmp_path, LOOP + "train(3)")
-    code = f"import site, runpy; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
-    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
-    assert list((tmp_path / "off").iterdir()) == []
+    script = write(folder, LOOP + "train(3)")
+    return f"import site, runpy; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
+
+
+def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
+    code = with_hook(tmp_path)
     done = execute(tmp_path / "on", PYTHON, "-c", code, TRACEKIT_AUTO="1", TRACEKIT_RUN_ID="run")
     assert done.returncode == 0, done.stderr
     assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
+
+    (tmp_path / "tracekit.toml").write_text("folder = 'traces/{rank}'\n")
+    done = execute(tmp_path / "wrong", PYTHON, "-c", code, TRACEKIT_AUTO="1")
+    assert (done.returncode, list((tmp_path / "wrong").iterdir())) == (0, [])
+    assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
+
+
+@pytest.mark.slow
+def test_without_the_variable_nothing_is_recorded_and_with_it_a_file_has_options(tmp_path: Path) -> None:
+    code = with_hook(tmp_path)
+    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
+    assert list((tmp_path / "off").iterdir()) == []
 
     (tmp_path / "tracekit.toml").write_text('folder = "of_file/{run_id}"\nrecord_batches = false\nsteps = "1:2"\n')
     variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_STEPS": "0:1", "TRACEKIT_MERGE": "0"}
@@ -706,19 +714,10 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert [path.name[-10:] for path in trace.parent.glob("torch-*")] == ["-0.json.gz"]
     assert list(trace.parent.glob("merged*")) == []
 
-    (tmp_path / "tracekit.toml").write_text("folder = 'traces/{rank}'\n")
-    done = execute(tmp_path / "wrong", PYTHON, "-c", code, TRACEKIT_AUTO="1")
-    assert (done.returncode, list((tmp_path / "wrong").iterdir())) == (0, [])
-    assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
-
 
 @pytest.mark.slow
 def test_the_variable_records_without_the_library_of_a_service(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    shutil.copy(ROOT / "tracekit" / "auto" / "tracekit-auto.pth", site)
-    script = write(tmp_path, LOOP + "train(3)")
-    code = f"import runpy, site, sys; sys.modules['wandb'] = None; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
+    code = "import sys; sys.modules['wandb'] = None; " + with_hook(tmp_path)
     variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_LOG_TO": "wandb"}
     done = execute(tmp_path / "on", PYTHON, "-c", code, **variables)
     assert done.returncode == 0, done.stderr
