@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-QUICK = 25
+QUICK = 15
 ALL = 150
 
 

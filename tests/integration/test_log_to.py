@@ -107,6 +107,7 @@ def test_run_logs_after_its_merge_and_a_failure_costs_a_line_only(
     assert lines[-1] == "tracekit: Next: tracekit open other.json"
 
 
+@pytest.mark.slow
 def test_report_logs_to_a_given_run_and_leaves_its_state_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

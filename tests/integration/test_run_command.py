@@ -331,6 +331,12 @@ def test_an_output_that_exists_is_not_replaced_unless_asked(tmp_path: Path) -> N
     done = recorded(tmp_path, "touch", "started")
     assert done.returncode == 1
     assert not (tmp_path / "started").exists()
+    assert (tmp_path / "merged.json.gz").read_bytes() == b"precious"
+
+
+@pytest.mark.slow
+def test_an_output_that_exists_is_replaced_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "merged.json.gz").write_bytes(b"precious")
     assert recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(2)"), options=("-f",)).returncode == 0
     assert slices(tmp_path / "merged.json.gz")["batch"] == 2
 
@@ -491,6 +497,7 @@ def test_the_next_sitecustomize_is_imported(tmp_path: Path) -> None:
     assert done.stdout.split() == [expected, expected, "False"]
 
 
+@pytest.mark.slow
 def test_a_limit_removes_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP + "train(4000)")
     done = recorded(tmp_path, PYTHON, script, options=("--limit", "1MB"))
@@ -501,6 +508,7 @@ def test_a_limit_removes_the_oldest_segments_and_says_so(tmp_path: Path) -> None
     assert 0 < slices(tmp_path / "merged.json.gz")["batch"] < 4000
 
 
+@pytest.mark.slow
 def test_no_merge_leaves_the_rank_traces_and_names_the_next_command(tmp_path: Path) -> None:
     done = recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(2)"), options=("--no-merge", "--folder", "here"))
     (line,) = said(done)
