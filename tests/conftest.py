@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.examples import ALL, QUICK
 from tests.native import cores
 from tests.perfetto import Browser, Engine, UnavailableError
 from tests.real_traces import OWN, RealTraces
@@ -50,12 +51,15 @@ LAUNCHER_VARIABLES = {
 }
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
+MAX_END_S = 60.0
+"""How long a thread of tracekit may take to end after its test."""
+
 NUMBERS = itertools.count()
 """Numbers of the tests that a process runs."""
 
 # Hypothesis draws this many examples for a property. "quick" is the default; scripts/test --all selects "all". In .ci/run the
 # examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
-for profile, examples in {"quick": 25, "all": 150}.items():
+for profile, examples in {"quick": QUICK, "all": ALL}.items():
     derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
     hypothesis.settings.register_profile(
         profile,
@@ -138,7 +142,7 @@ def nothing_left_running() -> Iterator[None]:
     assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tracekit")]
     for thread in threads:
-        thread.join(60)  # one that is about to end is not left running
+        thread.join(MAX_END_S)  # one that is about to end is not left running
     left = sorted(thread.name for thread in threads if thread.is_alive())
     assert left == [], f"the test left threads running: {left}"
 

@@ -40,6 +40,8 @@ STEP_NS: Final = 100e6
 STAGES: Final = ("dataloader", "forward", "backward", "all_reduce", "optimizer")
 SHARES: Final = np.array([0.10, 0.30, 0.40, 0.05, 0.15])
 WAIT: Final = 3
+BLOCK: Final = 32
+"""Steps of autoregressive noise that are computed together."""
 LAYOUTS: Final = ("markers", "collectives")
 OF_400: Final = (8, 14)
 """Alarms in 400 runs that 95 % of the cells, and that all cells, must not exceed."""
@@ -73,13 +75,19 @@ def white(random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
 
 def autoregressive(correlation: float) -> Callable[[np.random.Generator, tuple[int, ...]], Floats]:
     """Return a maker of AR(1) noise of this lag-1 correlation."""
+    lags = np.subtract.outer(np.arange(BLOCK), np.arange(BLOCK))
+    # What each step of a block has of each step before.
+    shares = np.where(lags < 0, 0.0, correlation ** np.maximum(lags, 0))
 
     def make(random: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         values = random.standard_normal(shape)
-        scale = np.sqrt(1 - correlation**2)
-        steps = np.moveaxis(values, -1, 0)
-        for at in range(1, len(steps)):
-            steps[at] = correlation * steps[at - 1] + scale * steps[at]
+        values[..., 1:] *= np.sqrt(1 - correlation**2)
+        for start in range(0, shape[-1], BLOCK):
+            block = values[..., start : start + BLOCK]
+            if start:
+                block[..., 0] += correlation * values[..., start - 1]
+            size = block.shape[-1]
+            block[...] = block @ shares[:size, :size].T
         return values
 
     return make

@@ -167,6 +167,7 @@ def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: P
     assert seen.pages["timeline"]["address"].endswith("/trace")
 
 
+@pytest.mark.slow
 def test_a_link_to_a_part_shows_its_time_and_track(browser: Browser, root: Path, tmp_path: Path) -> None:
     with perfetto_ui() as ui, served(str(root), tmp_path / "cache", ui=PerfettoUI.at(ui)) as server:
         seen = walk(

@@ -229,8 +229,9 @@ def fuzz(target: Target, feedback: Feedback, now: mmap.mmap, told: argparse.Name
             if not told.unguided:
                 to_come.append(kept.answers(data, feedback.compared()))
     end += 0.25 * told.seconds
+    to_check = [] if told.planted else source.sample(kept.inputs, len(kept.inputs))  # planted: the search alone counts
     with tempfile.TemporaryDirectory() as folder:
-        for data in source.sample(kept.inputs, len(kept.inputs)):
+        for data in to_check:
             if time.monotonic() > end:
                 break
             note(now, tried, data)
@@ -306,6 +307,7 @@ def fuzz_one(
         command = ["-m", "tests.faults.guided_fuzz", "--inside", extension.stem, "--now", str(now)]
         command += ["--seconds", str(seconds), "--seed", str(told.seed + number)]
         command += ["--inputs", str(told.inputs)]
+        command += ["--planted"] if told.planted else []
         command += ["--unguided"] if told.unguided else []
         command += ["--input", str(Path(told.input).resolve())] if told.input is not None else []
         done = cores.run_with(folder, command, **cores.sanitizer_variables(compiler))

@@ -283,6 +283,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_a_little_after_rank_0_says_nothing_of_it(tmp_path: Path) -> None:
     with ranks(PARTING, tmp_path, 2) as (first, second):
         second.hear("offset")

@@ -54,7 +54,7 @@ for number in range(int(os.environ['FORKS'])):
     child = os.fork()
     if child == 0:
         in_the_child(number)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + (100 if sys.argv[1] == {GOOD!r} else 5)
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults import Child, bites, opens, read_trace, writers
+from tests.faults import Child, bites, in_the_long_run, opens, read_trace, writers
 from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces, storage
 from tracekit.cli import main
 from tracekit.timers.sinks import JSONLinesSink
@@ -81,7 +81,7 @@ def run(folder: Path, torch: bool, **environment: str) -> Child:
     )
 
 
-@pytest.mark.parametrize("way", ["argument", "environment", "neither"])
+@pytest.mark.parametrize("way", ["argument", "environment", in_the_long_run("neither")])
 def test_a_private_recording_has_no_host_user_or_folder_in_any_byte(tmp_path: Path, engine: Engine, way: str) -> None:
     switch = {
         "argument": {"OPTIONS": "{'private': True}"},

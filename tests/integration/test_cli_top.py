@@ -265,6 +265,7 @@ def has_stages(run: dict[str, Any], ranks: int) -> bool:
     return len(run["ranks"]) == ranks and all(rank["steps_seen"] > 10 and rank["stages"] for rank in run["ranks"])
 
 
+@pytest.mark.slow
 def test_a_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moto")
     store = ObjectStore()

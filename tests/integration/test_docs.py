@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,14 @@ STAND_INS = {
     "thunder_time_profiler": "from unittest.mock import MagicMock\nTrainer = MagicMock()\n",
 }
 """The objects of a user's program in which a page shows what to change."""
+LONG = {"composer", "data_loader", "ddp", "jax_profiler", "run", "thunder_time_profiler"}
+"""Pages whose code starts ranks, other frameworks or torch several times: only ``scripts/test --all`` runs it."""
 NEEDED = {"jax_profiler": "jax", "megatron_timers": "torch", "thunder_time_profiler": "lightning"}
+
+
+def long_ones_slow(pages: list[Path]) -> list[Any]:
+    """Return the pages as parameters."""
+    return [pytest.param(page, marks=pytest.mark.slow) if page.stem in LONG else page for page in pages]
 
 
 def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
@@ -79,7 +87,7 @@ def run(command: list[str], folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", long_ones_slow(PAGES), ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     found = blocks(page, "python", "sh", "ipython")
     if any("import torch" in code for _, code in found):
@@ -95,7 +103,9 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) 
         run([sys.executable, f"block{number}.py"], tmp_path)
 
 
-@pytest.mark.parametrize("page", [page for page in COMING_FROM if blocks(page, "python")], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", long_ones_slow([page for page in COMING_FROM if blocks(page, "python")]), ids=lambda page: page.stem
+)
 def test_the_code_of_a_page_for_users_of_another_profiler_runs(page: Path, tmp_path: Path) -> None:
     if page.stem in NEEDED:
         pytest.importorskip(NEEDED[page.stem], reason=f"{NEEDED[page.stem]} is not installed")

@@ -53,6 +53,7 @@ def test_the_custom_handler_is_short() -> None:
     assert len(source.splitlines()) < 40
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_data_loader_stand_below_their_rank(tmp_path: Path, engine: Engine) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     printed = run([sys.executable, str(EXAMPLES / "data_loader_workers.py")], tmp_path)
@@ -82,6 +83,7 @@ def test_the_run_that_is_captured_records_the_batches_that_were_asked_for(tmp_pa
         assert counts == {"forward": 5, "backward": 5, "batch": 5}
 
 
+@pytest.mark.slow
 def test_the_package_adds_its_handler_and_source_to_a_run_by_name(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     source = shutil.copytree(EXAMPLES / "extension_package", tmp_path / "source")

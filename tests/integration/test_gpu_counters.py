@@ -133,6 +133,7 @@ def test_no_gpu_no_driver_and_no_library_mean_one_line(tmp_path: Path, variables
     assert counters(tmp_path / "rank0.json") == {}
 
 
+@pytest.mark.slow
 def test_the_example_runs_with_a_gpu_and_without(tmp_path: Path, engine: Engine) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     source = (ROOT / "examples" / "gpu_counters.py").read_text("utf-8")

@@ -87,6 +87,7 @@ def test_the_process_that_merges_for_a_handler_logs_the_trace_and_the_report(ser
         assert in_mlflow(folder) == ["merged.json", "report.html"]
 
 
+@pytest.mark.slow
 def test_run_logs_after_its_merge_and_a_failure_costs_a_line_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def test_run_logs_after_its_merge_and_a_failure_costs_a_line_only(
     assert lines[-1] == "tracekit: Next: tracekit open other.json"
 
 
+@pytest.mark.slow
 def test_report_logs_to_a_given_run_and_leaves_its_state_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,7 +167,7 @@ if __name__ == "__main__":
         (1000, 3, "", [3]),
         (1000, 64, "", [8]),
         (1000, 3, "raise OSError(11, 'no process')", [3]),
-        (1000, 3, "raise NotImplementedError('no semaphores')", [3]),
+        pytest.param(1000, 3, "raise NotImplementedError('no semaphores')", [3], marks=pytest.mark.slow),
         (1000, 3, "import os; del os.fork; os.fork = lambda: open(os.devnull + '/no process')", [3]),
     ],
 )

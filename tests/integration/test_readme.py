@@ -114,6 +114,7 @@ def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_p
     assert (tmp_path / "merged.json.gz").exists()
 
 
+@pytest.mark.slow
 def test_the_command_records_an_unmodified_script_on_both_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     shutil.copy(ROOT / "examples" / "train.py", tmp_path)

@@ -103,9 +103,11 @@ SINGLE = [
         {"batch": 12, "optimizer": 12, "forward": 24, "backward": 24, "evaluation": 6, "save checkpoint": 4},
     ),
     pytest.param("data_loaders", {"batch": 20, "optimizer": 40, "forward": 40, "fetch": 62}, marks=pytest.mark.slow),
-    ("generator_loop", {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9}),
+    pytest.param(
+        "generator_loop", {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9}, marks=pytest.mark.slow
+    ),
     pytest.param("forks", {"batch": 15, "forward": 15, "optimizer": 15}, marks=pytest.mark.slow),
-    ("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 24}),
+    pytest.param("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 24}, marks=pytest.mark.slow),
     pytest.param(
         "hf_trainer", {"batch": 6, "forward": 12, "evaluation": 2, "save": 2, "train": 1}, marks=pytest.mark.slow
     ),
@@ -200,13 +202,6 @@ def test_each_of_several_nodes_runs_the_command_and_one_merges(tmp_path: Path) -
     assert "Next: tracekit open shared/job7/merged.json.gz" in texts[0]
     assert "recorded rank 1 of 2" in texts[1]
     assert "the node of rank 0 merges them" in texts[1]
-
-
-def test_the_exit_code_of_the_script_is_that_of_the_command(tmp_path: Path) -> None:
-    script = write(tmp_path, LOOP + "train(3)\nsys.exit(7)")
-    done = recorded(tmp_path, PYTHON, script)
-    assert done.returncode == 7
-    assert slices(tmp_path / "merged.json.gz")["batch"] == 3
 
 
 def test_a_script_that_is_killed_ends_the_command_by_the_same_signal_and_is_merged(tmp_path: Path) -> None:
@@ -336,11 +331,18 @@ def test_an_output_that_exists_is_not_replaced_unless_asked(tmp_path: Path) -> N
     done = recorded(tmp_path, "touch", "started")
     assert done.returncode == 1
     assert not (tmp_path / "started").exists()
+    assert (tmp_path / "merged.json.gz").read_bytes() == b"precious"
+
+
+@pytest.mark.slow
+def test_an_output_that_exists_is_replaced_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "merged.json.gz").write_bytes(b"precious")
     assert recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(2)"), options=("-f",)).returncode == 0
     assert slices(tmp_path / "merged.json.gz")["batch"] == 2
 
 
-def test_a_profiler_of_the_script_wins_also_when_it_starts_late(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", [pytest.param("early", marks=pytest.mark.slow), "late"])
+def test_a_profiler_of_the_script_wins_also_when_it_starts_late(tmp_path: Path, when: str) -> None:
     script = write(
         tmp_path,
         LOOP
@@ -354,12 +356,11 @@ with Profiler(JSONTraceHandler("own.json")) as profiler:
 train(2)
 """,
     )
-    for when in ("early", "late"):
-        folder = tmp_path / when
-        done = recorded(folder, PYTHON, script, when)
-        assert (done.returncode, done.stdout) == (0, "")
-        assert said(done) == ["no process of this run was recorded: the script records with a Profiler of its own."]
-        assert [path.name for path in folder.rglob("*") if path.is_file()] == ["own.json"]
+    folder = tmp_path / when
+    done = recorded(folder, PYTHON, script, when)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert said(done) == ["no process of this run was recorded: the script records with a Profiler of its own."]
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["own.json"]
 
 
 def test_markers_of_the_script_and_no_global_hooks_of_modules(tmp_path: Path) -> None:
@@ -426,6 +427,7 @@ train(1)
 """
 
 
+@pytest.mark.slow
 def test_copies_and_graphs_of_a_recorded_module_are_those_of_a_plain_one(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP.replace("model =", "torch.manual_seed(0)\nmodel =") + COPIES)
     plain = execute(tmp_path / "plain", PYTHON, "-W", "ignore", script)
@@ -495,6 +497,7 @@ def test_the_next_sitecustomize_is_imported(tmp_path: Path) -> None:
     assert done.stdout.split() == [expected, expected, "False"]
 
 
+@pytest.mark.slow
 def test_a_limit_removes_the_oldest_segments_and_says_so(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP + "train(4000)")
     done = recorded(tmp_path, PYTHON, script, options=("--limit", "1MB"))
@@ -505,6 +508,7 @@ def test_a_limit_removes_the_oldest_segments_and_says_so(tmp_path: Path) -> None
     assert 0 < slices(tmp_path / "merged.json.gz")["batch"] < 4000
 
 
+@pytest.mark.slow
 def test_no_merge_leaves_the_rank_traces_and_names_the_next_command(tmp_path: Path) -> None:
     done = recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(2)"), options=("--no-merge", "--folder", "here"))
     (line,) = said(done)
@@ -565,6 +569,7 @@ sys.exit(max(child.wait() for child in children))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [
@@ -679,18 +684,33 @@ def test_the_steps_of_a_jax_script_with_a_loader_of_torch_have_a_trace_of_jax_on
     assert list((tmp_path / "here").glob("torch-*")) == []
 
 
-def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
-    site = tmp_path / "site"
+def with_hook(folder: Path) -> str:
+    """Return a program that trains, in a Python that imports what the package installs beside itself."""
+    site = folder / "site"
     site.mkdir()
     shutil.copy(ROOT / "tracekit" / "auto" / "tracekit-auto.pth", site)
-    script = write(tmp_path, LOOP + "train(3)")
-    code = f"import site, runpy; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
-    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
-    assert list((tmp_path / "off").iterdir()) == []
+    script = write(folder, LOOP + "train(3)")
+    return f"import site, runpy; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
+
+
+def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
+    code = with_hook(tmp_path)
     done = execute(tmp_path / "on", PYTHON, "-c", code, TRACEKIT_AUTO="1", TRACEKIT_RUN_ID="run")
     assert done.returncode == 0, done.stderr
     assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
+
+    (tmp_path / "tracekit.toml").write_text("folder = 'traces/{rank}'\n")
+    done = execute(tmp_path / "wrong", PYTHON, "-c", code, TRACEKIT_AUTO="1")
+    assert (done.returncode, list((tmp_path / "wrong").iterdir())) == (0, [])
+    assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
+
+
+@pytest.mark.slow
+def test_without_the_variable_nothing_is_recorded_and_with_it_a_file_has_options(tmp_path: Path) -> None:
+    code = with_hook(tmp_path)
+    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
+    assert list((tmp_path / "off").iterdir()) == []
 
     (tmp_path / "tracekit.toml").write_text('folder = "of_file/{run_id}"\nrecord_batches = false\nsteps = "1:2"\n')
     variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_STEPS": "0:1", "TRACEKIT_MERGE": "0"}
@@ -702,18 +722,10 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert [path.name[-10:] for path in trace.parent.glob("torch-*")] == ["-0.json.gz"]
     assert list(trace.parent.glob("merged*")) == []
 
-    (tmp_path / "tracekit.toml").write_text("folder = 'traces/{rank}'\n")
-    done = execute(tmp_path / "wrong", PYTHON, "-c", code, TRACEKIT_AUTO="1")
-    assert (done.returncode, list((tmp_path / "wrong").iterdir())) == (0, [])
-    assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
 
-
+@pytest.mark.slow
 def test_the_variable_records_without_the_library_of_a_service(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    shutil.copy(ROOT / "tracekit" / "auto" / "tracekit-auto.pth", site)
-    script = write(tmp_path, LOOP + "train(3)")
-    code = f"import runpy, site, sys; sys.modules['wandb'] = None; site.addsitedir({str(site)!r}); runpy.run_path({script!r})"
+    code = "import sys; sys.modules['wandb'] = None; " + with_hook(tmp_path)
     variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_LOG_TO": "wandb"}
     done = execute(tmp_path / "on", PYTHON, "-c", code, **variables)
     assert done.returncode == 0, done.stderr
@@ -721,6 +733,7 @@ def test_the_variable_records_without_the_library_of_a_service(tmp_path: Path) -
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
 
 
+@pytest.mark.slow
 def test_options_come_from_the_command_line_then_the_environment_then_the_file(tmp_path: Path) -> None:
     script = write(tmp_path, LOOP + "train(6)")
     (tmp_path / "pyproject.toml").write_text(

@@ -50,7 +50,10 @@ def test_other_is_skipped():
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return how the sample's tests end: passed, skipped, failure, error; under "required" what was required."""
     folder = tmp_path_factory.mktemp("sample")
-    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    # The thread that is left never ends, so that there is nothing to wait for.
+    (folder / "conftest.py").write_text(
+        "import tests.conftest\nfrom tests.conftest import *\ntests.conftest.MAX_END_S = 0.1\n"
+    )
     (folder / "test_sample.py").write_text(SAMPLE)
     options = ["-c", ROOT / "pyproject.toml", "--rootdir", folder, "-p", "no:randomly", "-p", "no:cacheprovider"]
     subprocess.run(

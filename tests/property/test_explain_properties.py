@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.errors import StorageError, TraceFormatError
 
@@ -34,7 +35,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(EVENTS, st.randoms())
 def test_any_events_are_summarised_and_their_order_in_the_file_changes_no_sum(
     tmp_path_factory: Any, events: list[dict[str, Any]], random: Any
@@ -87,7 +88,7 @@ WHOLE = json.dumps(
 ).encode()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.tuples(st.integers(0, len(WHOLE)), st.integers(0, 40), st.binary(max_size=12)), max_size=4),
     st.booleans(),

@@ -165,17 +165,6 @@ def test_nothing_is_lost_and_every_time_is_the_same_to_the_nanosecond(traces: li
 
 
 @LIMITS
-@given(runs(), st.randoms(use_true_random=False))
-def test_the_order_of_the_inputs_does_not_matter(traces: list[Trace], random: Any) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _, _, paths = merge(folder, traces)
-        random.shuffle(paths)
-        merge_traces(str(folder / "shuffled.json"), [str(path) for path in paths])
-        assert (folder / "shuffled.json").read_bytes() == (folder / "merged.json").read_bytes()
-
-
-@LIMITS
 @given(runs())
 def test_ids_do_not_leave_their_rank(traces: list[Trace]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -213,19 +202,6 @@ def test_slices_of_a_track_nest(traces: list[Trace]) -> None:
     for spans in tracks.values():
         for (start, end), (other, other_end) in itertools.combinations(sorted(spans), 2):
             assert other >= end or other_end <= end or other == start
-
-
-@LIMITS
-@given(runs())
-def test_merging_a_merge_again_changes_nothing(traces: list[Trace]) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        once, _, _ = merge(folder, traces)
-        merge_traces(str(folder / "again.json"), [str(folder / "merged.json")])
-        again = load(folder / "again.json")
-    assert content(again) == content(once)
-    assert rank_of_pid(again) == rank_of_pid(once)
-    assert [event["tid"] for event in timed(again)] == [event["tid"] for event in timed(once)]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tracekit
+from tests.examples import examples
 from tracekit import TracekitError, core
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.explain.run_report import report_run
@@ -163,7 +164,7 @@ def assert_merge_is_valid(folder: Path, source: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     head=heads,
     found=st.lists(events(), min_size=1, max_size=8) | st.lists(slices(), min_size=1, max_size=12),

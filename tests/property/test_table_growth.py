@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests import both_cores
 from tests.bad_traces import METADATA
+from tests.examples import examples
 from tests.property.test_table_properties import begins_and_ends, overlapping_slices
 from tests.watched import record, train
 from tracekit.table import growth
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 duckdb = pytest.importorskip("duckdb")
 
-MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30))
 SAME = ("path", "rank", "host", "base_ns", "has_batches", "rows", "damage", "unusable", "account", "span")
 
 

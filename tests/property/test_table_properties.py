@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
+from tests.examples import examples
 from tracekit.errors import TraceFormatError
 from tracekit.table import columns
 from tracekit.table.arrow import ArrowTable
@@ -182,7 +183,7 @@ def begins_and_ends(random: Random) -> list[dict[str, Any]]:
     return events
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100))
 @given(seed=st.integers(0, 2**64), piece_bytes=st.sampled_from([300, 1 << 18]))
 def test_core_and_python_pair_the_same_begins_and_ends(tmp_path: Path, seed: int, piece_bytes: int) -> None:
     path = tmp_path / "t.json"
@@ -191,7 +192,7 @@ def test_core_and_python_pair_the_same_begins_and_ends(tmp_path: Path, seed: int
         check(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100))
 @given(seed=st.integers(0, 2**64), memory_bytes=st.sampled_from([1, 1 << 26]))
 def test_core_and_python_nest_the_same_slices_and_find_the_same_steps(
     tmp_path: Path, seed: int, memory_bytes: int

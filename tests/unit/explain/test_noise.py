@@ -73,7 +73,7 @@ def test_effective_sample_size_of_autoregressive_noise(correlation: float, share
     assert np.median(estimate_means(noise).ess) == pytest.approx(4000 * share, rel=0.2)
 
 
-@pytest.mark.parametrize("steps", [60, 150, 600, 2000])
+@pytest.mark.parametrize("steps", [60, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (150, 600)), 2000])
 @pytest.mark.parametrize("make", [white, autoregressive(0.5), autoregressive(0.9)], ids=["white", "ar 0.5", "ar 0.9"])
 def test_t_of_noise_exceeds_its_critical_value_as_rarely_as_it_says(make: object, steps: int) -> None:
     assert callable(make)

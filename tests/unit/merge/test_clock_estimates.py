@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -127,6 +127,29 @@ def test_no_drift_is_made_up_from_noise() -> None:
         estimate = estimate_from_ends(ends(30, lambda _: 5, noise_ns=20_000, gap_ns=SECOND, seed=seed))
         assert isinstance(estimate, ClockEstimate)
         assert estimate.map.is_constant
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drift_of_ends_is_the_median_slope_of_all_pairs(seed: int) -> None:
+    found = ends(9, lambda time: (time - NOW) // 5_000, noise_ns=20_000, gap_ns=SECOND, seed=seed)
+    points = [(first, second - first) for first, second in found]
+    slopes = sorted((later[1] - one[1]) / (later[0] - one[0]) for one, later in combinations(points, 2))
+    estimate = estimate_from_ends(found)
+    assert isinstance(estimate, ClockEstimate)
+    assert estimate.map.drift_ppm() == pytest.approx((slopes[17] + slopes[18]) / 2 * 1e6, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("drift_ns", "is_constant"), [(10_000, True), (38_000, True), (42_000, False), (80_000, False)]
+)
+def test_line_is_taken_when_it_halves_what_is_left(drift_ns: int, is_constant: bool) -> None:
+    # Ends are up to 20 us late. A line leaves 4.9 us at the median; a constant leaves twice as much at a drift of 39 us.
+    times = [NOW + number * SECOND for number in range(101)]
+    late_ns = [drift_ns * number // 100 + number * 37 % 101 * 200 for number in range(101)]
+    found = [(time, time + late) for time, late in zip(times, late_ns, strict=True)]
+    estimate = estimate_from_ends(found)
+    assert isinstance(estimate, ClockEstimate)
+    assert estimate.map.is_constant == is_constant
 
 
 @pytest.mark.parametrize(("count", "gap_ns"), [(7, SECOND), (100, 9 * MS)])

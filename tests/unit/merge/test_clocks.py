@@ -302,6 +302,13 @@ def test_a_drift_moves_every_event_by_what_was_measured_then(merge: Any) -> None
     assert ", drift +50.0" in report.ranks[1].clock
 
 
+def test_exchange_without_an_error_is_a_measurement(merge: Any) -> None:
+    files = {"0.json": recorded(0), "1.json": away(1, "b2", "c", wall_off_ns=137 * MS, error_ns=0)}
+    _, report = merge(files, strict=True)
+    assert sources(report) == ["reference", "sync"]
+    assert report.ranks[1].error_ns == 0
+
+
 def test_what_is_no_measurement_is_not_used(merge: Any) -> None:
     bad = [
         exchange(1, 1, 2, 3, error_ns=-1),
@@ -434,6 +441,18 @@ def test_a_short_window_places_a_long_recording_and_the_error_says_how_long(merg
     assert 179 * MS < report.ranks[1].error_ns < 181 * MS  # 100 ppm of each clock
 
 
+def test_error_of_a_torch_trace_reaches_to_its_last_event(merge: Any) -> None:
+    done = irregular(16, members=(0, 1))
+    late_us = f"@{format_us(START_NS + 900 * SECOND - BASE_NS).decode()}@"
+    late = {"ph": "X", "cat": "cpu_op", "name": "late", "pid": 101, "tid": 1, "ts": late_us, "dur": 1}
+    files = {
+        "torch0.json": torch_trace(0, done, seen(), host="a"),
+        "torch1.json": torch_trace(1, done, seen(20 * MS), host="c", more=[late]),
+    }
+    _, report = merge(files, strict=True)
+    assert 179 * MS < report.ranks[1].error_ns < 181 * MS  # 100 ppm of each clock
+
+
 def test_a_trace_without_a_base_is_placed_by_its_collectives(merge: Any) -> None:
     done = irregular(16)
     relative = torch_trace(1, done, lambda ns: ns - START_NS + 50 * MS, base_ns=0)
@@ -492,6 +511,39 @@ def test_a_receive_that_ends_before_its_send_begins_is_told(merge: Any) -> None:
         _, report = merge(files)
         assert report.causality is not None
         assert (report.causality.checked, report.causality.violations) == (17, violations)
+
+
+def test_messages_are_checked_where_a_rank_between_is_not_aligned(merge: Any) -> None:
+    more = {
+        kind: {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel_SendRecv(x)",
+            "pid": 0,
+            "tid": 21,
+            "ts": f"@{format_us(START_NS + late_ns - BASE_NS).decode()}@",
+            "dur": 100,
+            "args": {
+                "Collective name": kind,
+                "Src Rank": 0,
+                "Dst Rank": 2,
+                "Seq": 7,
+                "Process Group Name": "0",
+                "Process Group Ranks": "[0, 2]",
+            },
+        }
+        for kind, late_ns in (("send", MS), ("recv", 0))
+    }
+    done = irregular(16, members=(0, 2))
+    files = {
+        "rank0.json": torch_trace(0, done, seen(), host="a", more=[more["send"]]),
+        "rank1.json": torch_trace(1, irregular(3, members=(1, 5)), seen(), host="b"),
+        "rank2.json": torch_trace(2, done, seen(), host="c", more=[more["recv"]]),
+    }
+    _, report = merge(files)
+    assert [rank.aligned for rank in report.ranks] == [True, False, True]
+    assert report.causality is not None
+    assert (report.causality.checked, report.causality.violations) == (17, 1)
 
 
 @pytest.mark.parametrize(("hosts", "align", "count"), [("aa", "auto", 0), ("ab", "wall", 0), ("ab", "auto", 2)])
