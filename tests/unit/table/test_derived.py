@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.cli import main
+from tracekit.explain import run_report
+from tracekit.explain.run_report import report_run
 from tracekit.table import tables
 from tracekit.table.cache import FOLDER_VARIABLE
 from tracekit.table.derived import RunDatabase
@@ -17,6 +20,9 @@ from tracekit.table.derived import RunDatabase
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tracekit.explain.run import Run
+    from tracekit.explain.run_report import RunReport
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +82,7 @@ def answers(traces: list[str], capsys: pytest.CaptureFixture[str], inside: tuple
         summarize_traces(traces, inside=inside),
         find_stragglers(traces, inside=inside),
         diff_traces(traces, rank_a=0, rank_b=1, inside=inside),
+        report_run(traces, inside=inside),
         json.loads(capsys.readouterr().out),
     ]
 
@@ -109,6 +116,28 @@ def test_second_question_does_not_scan_the_events(
     asked = [sql for sql in statements if not sql.lstrip().startswith("CREATE")]
     assert asked
     assert [sql for sql in asked if re.search(r"\b(events|slice)\b(?! FROM)", sql)] == []
+
+
+def test_report_is_kept_for_the_same_events_names_and_paths(
+    tmp_path: Path, traces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = report_run(traces)
+    made: list[list[str]] = []
+    make = run_report._report
+
+    def noted(run: Run) -> RunReport:
+        made.append([path for path, _ in run.files])
+        return make(run)
+
+    monkeypatch.setattr(run_report, "_report", noted)
+    assert report_run(traces) == first
+    assert made == []
+    assert report_run(traces, inside=["train"]) != first
+    renamed = [str(tmp_path / f"of_rank{rank}.json") for rank in range(2)]
+    for old, new in zip(traces, renamed, strict=True):
+        os.rename(old, new)
+    assert [file.file for file in report_run(renamed).summary.files] == renamed
+    assert made == [traces, renamed]
 
 
 def test_tables_that_depend_on_other_names_are_derived_again(
