@@ -28,9 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 done, 1 failed, 2 wrong usage."
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit gpu``; return its exit code."""
-    del parser
     from tracekit.explain.gpu import explain_gpu
     from tracekit.explain.gpu_text import gpu_lines
     from tracekit.table.tables import EventTables

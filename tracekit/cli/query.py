@@ -93,9 +93,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 there are the rows, if any; 1 failed; 2 wrong usage."
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit query``; return its exit code."""
-    del parser
     ending = "" if args.output is None else args.output.rpartition(".")[2]
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:
