@@ -151,11 +151,19 @@ def test_tables_that_depend_on_other_names_are_derived_again(
     assert answers(traces, capsys, ("train",))[0] == inside
 
 
+def test_each_choice_of_options_has_an_answer_of_its_own(traces: list[str], cache: Path) -> None:
+    choices: list[dict[str, Any]] = [{}, {"at_least": 0.5}, {"sure": 0.5}, {"inside": ["train"]}]
+    for options in choices * 2:
+        find_stragglers(traces, **options)
+    assert len(list(cache.glob("*/document.json"))) == len(choices)
+
+
 def test_recording_that_has_not_ended_keeps_no_derived_tables(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text('[\n{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5},\n')
     summarize_traces([str(path)])
     assert list(cache.glob("*/table.parquet")) == []
+    assert list(cache.glob("*/document.json")) == []
     path.write_text('[\n{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5}\n]\n')
     summarize_traces([str(path)])
     assert list(cache.glob("*/table.parquet")) != []
