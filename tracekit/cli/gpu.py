@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.cli.arguments import add_no_cache, add_traces, positive
+from tracekit.cli.arguments import add_no_cache, add_traces, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, print_answer, print_json
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     with (
         ProgressBar(enabled=True) as bar,
-        EventTables(args.inputs, cache=not args.no_cache, progress=bar.update) as tables,
+        EventTables(args.inputs, cache=keeps_cache(args), progress=bar.update) as tables,
         tables.database() as database,
     ):
         report = explain_gpu(database)
