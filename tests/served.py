@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from tracekit.view.open.ui import PerfettoUI
 from tracekit.view.serve.app import make_application
 from tracekit.view.serve.security import Access
-from tracekit.view.serve.server import listen, serve
+from tracekit.view.serve.server import listen, make_server, serve
 from tracekit.view.serve.service import Service
 from tracekit.view.serve.store import Store
 
@@ -117,21 +117,15 @@ def served(
     service = Service(root, Store(cache, cache_bytes), ui or PerfettoUI(), may_capture=may_capture)
     listener = listen("127.0.0.1", 0)
     server = Served(listener.getsockname()[1])
-    ready, end = threading.Event(), threading.Event()
-    thread = threading.Thread(
-        target=serve,
-        args=(make_application(service, access), listener),
-        kwargs={"ready": ready.set, "end": end},
-        name="tracekit serve test",
-    )
+    serving = make_server(make_application(service, access))
+    thread = threading.Thread(target=serve, args=(serving, listener), name="tracekit serve test")
     thread.start()
     try:
-        assert ready.wait(PATIENCE_S)
         if token_to_read and signed_in:
             server.sign_in()
         yield server
     finally:
-        end.set()
+        serving.should_exit = True
         thread.join()
         service.close()
 

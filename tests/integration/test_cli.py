@@ -291,7 +291,7 @@ def test_every_command_takes_the_name_of_a_run(
         os.utime(path, (10**9 + number, 10**9 + number))
     given: dict[str, Any] = {}
     module = importlib.import_module(f"tracekit.cli.{verb}")
-    monkeypatch.setattr(module, "run", lambda args, _parser: given.update(vars(args)) or 0)
+    monkeypatch.setattr(module, "run", lambda args: given.update(vars(args)) or 0)
     assert main([verb, "--run", name, *ON_A_RUN[verb]]) == 0
     paths = [str(path) for value in given.values() for path in (value if isinstance(value, list) else [value])]
     assert "traces/newer" in paths

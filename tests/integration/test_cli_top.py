@@ -430,7 +430,7 @@ def test_without_rich_it_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return importlib.import_module(name, package)
 
     monkeypatch.setattr(verb.importlib, "import_module", refuse)  # type: ignore[attr-defined]
-    assert verb.Screen.open() is None
+    assert verb.open_screen() is None
 
 
 def test_looks_go_on_when_the_storage_fails_for_a_moment(

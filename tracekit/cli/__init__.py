@@ -1,6 +1,6 @@
 """The ``tracekit`` command: one module a verb, loaded when that verb is used.
 
-A verb's module has ``prepare_parser(parser)``, which adds its arguments, and ``run(args, parser)``, which returns the exit
+A verb's module has ``prepare_parser(parser)``, which adds its arguments, and ``run(args)``, which returns the exit
 code: 0 done, 1 failed, 2 wrong usage, 3 problems found.
 """
 
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
 from tracekit.arguments import is_set
 from tracekit.cli.named_runs import with_named_runs
-from tracekit.cli.piped_inputs import copied_pipes
-from tracekit.cli.piped_output import piped_output
+from tracekit.cli.pipes import copied_pipes, piped_output
 from tracekit.cli.terminal import FAILED, USAGE, complain, message_of
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
@@ -73,7 +72,7 @@ class Verb(Protocol):
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add the verb's arguments."""
 
-    def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    def run(self, args: argparse.Namespace) -> int:
         """Run the verb. Return the exit code."""
 
 
@@ -192,11 +191,10 @@ def _run(arguments: list[str]) -> int:
         return USAGE
     arguments = with_named_runs(arguments, wanted)
     args, unknown = parser.parse_known_args(arguments)
-    verb_parser = parsers[args.verb]
     if unknown:
-        verb_parser.refuse_unknown(unknown)
+        parsers[args.verb].refuse_unknown(unknown)
     with copied_pipes(args), piped_output(args, args.verb):
-        code = _load(args.verb).run(args, verb_parser)
+        code = _load(args.verb).run(args)
     # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
     sys.stdout.flush()
     return code

@@ -39,9 +39,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit anonymise``; return its exit code."""
-    del parser
     if args.piped and args.output is None:
         raise CommandError(f"{args.piped[0]}: name the output with -o", USAGE)
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))

@@ -79,15 +79,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit capture``; return its exit code."""
     if not args.timeout > 0 or math.isinf(args.timeout):
-        parser.error("--timeout must be a number above 0")
+        raise CommandError("--timeout must be a number above 0", USAGE)
     folder = _control_folder(args.folder)
     try:
         if args.status:
             return _show_status(folder, as_json=args.json)
-        request = _request(args, parser)
+        request = _request(args)
         if args.output is not None and not args.force:
             storage.refuse_existing(args.output)
         if not request.stop:
@@ -112,11 +112,11 @@ def _control_folder(name: str) -> ControlFolder:
     return folder
 
 
-def _request(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Request:
+def _request(args: argparse.Namespace) -> Request:
     if args.until_stop and (args.steps is not None or args.seconds is not None):
-        parser.error("--until-stop says how long by itself; leave out --steps and --seconds")
+        raise CommandError("--until-stop says how long by itself; leave out --steps and --seconds", USAGE)
     if args.steps is not None and args.steps < 1:
-        parser.error("--steps must be 1 or more")
+        raise CommandError("--steps must be 1 or more", USAGE)
     written = Request(
         id=new_id(),
         stop=args.stop,

@@ -23,9 +23,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit completion``; return its exit code."""
-    del parser
     try:
         import shtab
     except ImportError as error:

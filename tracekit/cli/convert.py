@@ -41,9 +41,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit convert``; return its exit code."""
-    del parser
     if args.output.endswith(ARCHIVES):
         raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", USAGE)
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:

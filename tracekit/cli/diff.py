@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_common, keeps_cache, or_zero, percentage, positive
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_answer, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
@@ -86,7 +86,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit diff``; return its exit code."""
     from tracekit.explain.diff import diff_traces
     from tracekit.explain.diff_text import diff_lines, gate_line
@@ -95,9 +95,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     after = before.pop() if len(before) == 2 or (args.baseline and before) else None
     before += args.baseline
     if not before or (args.baseline and after is None):
-        parser.error("name the earlier and the later run: BEFORE AFTER, or AFTER --baseline A B C")
+        raise CommandError("name the earlier and the later run: BEFORE AFTER, or AFTER --baseline A B C", USAGE)
     if after is None and (args.rank_a is None or args.rank_b in (None, args.rank_a)):
-        parser.error("name the later run, or two ranks of this one: --rank-a N --rank-b M")
+        raise CommandError("name the later run, or two ranks of this one: --rank-a N --rank-b M", USAGE)
     with ProgressBar(enabled=True) as bar:
         diff = diff_traces(
             [before[0]],

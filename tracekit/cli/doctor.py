@@ -53,9 +53,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit doctor``; return its exit code."""
-    del parser
     if args.bundle is not None:
         refuse_existing(args.bundle)
     places = [*(args.places or ["."]), str(default_root())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracekit.cli.arguments import add_no_cache, add_traces, positive
+from tracekit.cli.arguments import add_no_cache, add_traces, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, print_answer, print_json
 
@@ -28,16 +28,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 done, 1 failed, 2 wrong usage."
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit gpu``; return its exit code."""
-    del parser
     from tracekit.explain.gpu import explain_gpu
     from tracekit.explain.gpu_text import gpu_lines
     from tracekit.table.tables import EventTables
 
     with (
         ProgressBar(enabled=True) as bar,
-        EventTables(args.inputs, cache=not args.no_cache, progress=bar.update) as tables,
+        EventTables(args.inputs, cache=keeps_cache(args), progress=bar.update) as tables,
         tables.database() as database,
     ):
         report = explain_gpu(database)

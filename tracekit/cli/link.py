@@ -31,9 +31,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit link``; return its exit code."""
-    del parser
     from tracekit.view.link import trace_link
 
     link = trace_link(args.url, chosen_ui(args), args.seconds)

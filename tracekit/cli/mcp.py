@@ -25,9 +25,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit mcp``; return its exit code."""
-    del parser
     from tracekit.view.mcp_server import AgentServer
 
     AgentServer(args.folders).run()

@@ -146,11 +146,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit merge``; return its exit code."""
     if not args.inputs:
         if args.run is None:
-            parser.error("name the traces to merge, such as traces/RUN/, or a run: --run NAME")
+            raise CommandError("name the traces to merge, such as traces/RUN/, or a run: --run NAME", USAGE)
         args.inputs, args.run = [find_run(args.run)], args.run if args.wait_for_ranks else None
     if args.dask is not None and args.workers is not None:
         raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", USAGE)

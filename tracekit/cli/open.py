@@ -67,9 +67,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit open``; return its exit code."""
-    del parser
     check_seconds("--timeout", args.timeout)
     if args.timeout > threading.TIMEOUT_MAX:
         raise CommandError(

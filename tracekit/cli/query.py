@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_no_cache, add_output, add_traces, positive, seconds
+from tracekit.cli.arguments import add_no_cache, add_output, add_traces, keeps_cache, positive, seconds
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, USAGE, complain, print_answer, print_lines, print_table
 from tracekit.errors import CommandError
@@ -93,9 +93,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 there are the rows, if any; 1 failed; 2 wrong usage."
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit query``; return its exit code."""
-    del parser
     ending = "" if args.output is None else args.output.rpartition(".")[2]
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:
@@ -127,7 +126,7 @@ def _table(args: argparse.Namespace, sql: str, form: str) -> Rows | bytes:
     limits = Limits(seconds=args.max_seconds, rows=args.max_rows, memory_bytes=args.max_memory * 10**6)
     with (
         ProgressBar(enabled=not args.quiet) as bar,
-        EventTables(args.inputs, cache=not args.no_cache, progress=bar.update, workers=usable_processors()) as tables,
+        EventTables(args.inputs, cache=keeps_cache(args), progress=bar.update, workers=usable_processors()) as tables,
     ):
         if not args.quiet:
             for note in tables.notes:

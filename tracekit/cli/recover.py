@@ -63,9 +63,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit recover``; return its exit code."""
-    del parser
     if args.piped and args.output is None:
         raise CommandError(f"{args.piped[0]}: name the recovered trace with -o", USAGE)
     files = _files(args.inputs)

@@ -29,9 +29,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit report``; return its exit code."""
-    del parser
     from tracekit.explain.run_report import WrittenReport, report_run
     from tracekit.view.report.page import report_page
 

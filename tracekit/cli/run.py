@@ -130,12 +130,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit run``; return the exit code of the command."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        parser.error(
-            "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py"
+        raise CommandError(
+            "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py",
+            USAGE,
         )
     given = {name: value for name, value in vars(args).items() if value is not None}
     chosen, file = read_options(Path.cwd(), os.environ, given)

@@ -74,16 +74,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit serve``; return its exit code."""
-    del parser
     for package in ("jinja2", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve", "tracekit serve")
     from tracekit.view.open.server import new_token
     from tracekit.view.serve.app import make_application
     from tracekit.view.serve.security import Access, is_loopback, read_token
-    from tracekit.view.serve.server import listen, serve
+    from tracekit.view.serve.server import listen, make_server, serve
     from tracekit.view.serve.service import Service
     from tracekit.view.serve.store import Store
 
@@ -98,16 +97,16 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         store = Store(args.cache or Path(folder), args.cache_size)
         service = Service(args.root, store, ui, may_capture=args.allow_capture)
         try:
-            application = make_application(service, access)
+            server = make_server(make_application(service, access))
             listener = listen(args.host, args.port)
-            serve(application, listener, ready=lambda: _announce(args, listener, access, service, token))
+            serve(server, listener, lambda: _announce(args, listener, access, service, token))
         finally:
             service.close()
     return OK
 
 
 def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, service: Any, token: str) -> None:
-    """Print the address when the server answers."""
+    """Print the address."""
     from tracekit.view.serve.security import is_loopback
 
     host, port = listener.getsockname()[:2]

@@ -46,9 +46,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit split``; return its exit code."""
-    del parser
     if args.seconds is not None and not _SECONDS.fullmatch(args.seconds):
         raise CommandError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5", USAGE)
     output = args.output or f"{_stem(args.inputs)}-{{part}}.json.gz"

@@ -36,9 +36,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit stragglers``; return its exit code."""
-    del parser
     from tracekit.explain.stragglers import find_stragglers
     from tracekit.explain.stragglers_text import straggler_lines
 

@@ -28,9 +28,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit summary``; return its exit code."""
-    del parser
     from tracekit.explain.summary import summarize_traces
     from tracekit.explain.summary_text import summary_lines
 

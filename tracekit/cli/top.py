@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside, number
 from tracekit.cli.named_runs import find_run
-from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
-from tracekit.errors import ConfigError, StorageError
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines, printable, styled_console
+from tracekit.errors import CommandError, ConfigError, StorageError
 from tracekit.explain.text import table
 from tracekit.storage import without_secrets
 from tracekit.view.live import Look, Watch
@@ -75,11 +75,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit top``; return its exit code."""
     if args.root is None:
         if args.run is None:
-            parser.error("name the folder of rank traces, such as traces/, or a run: --run NAME")
+            raise CommandError("name the folder of rank traces, such as traces/, or a run: --run NAME", USAGE)
         args.root, args.run = find_run(args.run), None
     watcher = _Watcher(args)
     if args.once:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
     """Poll and show the run until Ctrl-C."""
     look, shown = watcher.look()
-    screen = None if args.json or not sys.stdout.isatty() else Screen.open()
+    screen = None if args.json or not sys.stdout.isatty() else open_screen()
     last = None
     try:
         while True:
@@ -104,14 +104,13 @@ def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
             if screen is None:
                 _print(args, look, shown)
             else:
-                width, height = screen.size
-                last = _table(args, look, shown, width, height)
-                screen.show(last)
+                last = _table(args, look, shown, *screen.console.size)
+                screen.update(_drawn(last), refresh=True)
             time.sleep(max(_MIN_INTERVAL_S, args.interval - (time.monotonic() - begun_s)))
             look, shown = watcher.look_or_note()
     finally:
         if screen is not None:
-            screen.close()
+            screen.stop()
             if last is not None:  # the last table stays above the prompt
                 _print_table(last)
 
@@ -197,38 +196,17 @@ def _interval(text: str) -> float:
     return number(text, _MIN_INTERVAL_S, 1e6, f"seconds from {_MIN_INTERVAL_S} on")
 
 
-class Screen:
-    """Draws tables on the whole screen of a terminal, which `close` restores. Needs rich."""
-
-    def __init__(self, live: Any) -> None:
-        self._live = live
-
-    @classmethod
-    def open(cls) -> Screen | None:
-        """Open the screen. Return None if rich is not installed, or the terminal does not support it."""
-        try:
-            console = importlib.import_module("rich.console").Console()
-            live = importlib.import_module("rich.live").Live(console=console, screen=True, auto_refresh=False)
-        except ImportError:
-            return None
-        if not console.is_terminal or console.is_dumb_terminal:
-            return None
-        live.start()
-        return cls(live)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The current width in characters, and the number of lines."""
-        size = self._live.console.size
-        return size.width, size.height
-
-    def show(self, table: RunTable) -> None:
-        """Replace the table."""
-        self._live.update(_drawn(table), refresh=True)
-
-    def close(self) -> None:
-        """Restore the screen."""
-        self._live.stop()
+def open_screen() -> Any:
+    """Return rich's live display, started on the whole screen; None without rich, or if the terminal does not support it."""
+    try:
+        console = importlib.import_module("rich.console").Console()
+        live = importlib.import_module("rich.live").Live(console=console, screen=True, auto_refresh=False)
+    except ImportError:
+        return None
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    live.start()
+    return live
 
 
 def _drawn(table: RunTable) -> Any:

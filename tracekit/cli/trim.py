@@ -35,9 +35,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit trim``; return its exit code."""
-    del parser
     select = selection_of(args)
     if select == Selection() and args.event_args == "all":
         raise CommandError("say what to take: --steps, --time-window, --ranks, --categories, --name or --args", USAGE)

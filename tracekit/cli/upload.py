@@ -36,9 +36,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit upload``; return its exit code."""
-    del parser
     done: list[Finished] = []
     busy: list[str] = []
     failed: list[tuple[str, str]] = []

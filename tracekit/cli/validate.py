@@ -49,9 +49,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Exit code: 0 no problems, 1 a file cannot be read, 2 wrong usage, 3 problems found."
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run ``tracekit validate``; return its exit code."""
-    del parser
     reports: list[ValidationReport] = []
     unreadable: list[tuple[str, str]] = []
     files: list[str] = []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct, to_builtins
-from msgspec.json import schema_components
+from msgspec.json import decode, encode, schema_components
 
 from tracekit.explain.rendering import html_of, text_of
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _SECTION: Final = re.compile(r"\n\s*Attributes:\n(?P<text>.*)\Z", re.DOTALL)
 _ENTRY: Final = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+ResultT = TypeVar("ResultT", bound="Result")
 
 
 class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +38,16 @@ class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def fields(cls) -> tuple[str, ...]:
         """Return the names of the fields, in order."""
         return cls.__struct_fields__
+
+
+def encode_result(result: Result) -> bytes:
+    """Return a result as JSON."""
+    return encode(result)
+
+
+def decode_result(document: bytes, kind: type[ResultT]) -> ResultT:
+    """Return a result from its JSON."""
+    return decode(document, type=kind)
 
 
 def schema_of(result: type[Result], command: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.inputs import check_copies, check_runs
+from tracekit.explain.results import decode_result, encode_result
 from tracekit.explain.steps import steps_of_ranks
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES, RUNTIME_CALLS
 from tracekit.table.tables import EventTables
@@ -15,6 +16,7 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tracekit.explain.results import ResultT
     from tracekit.explain.steps import RunSteps
     from tracekit.table.derived import RunDatabase
 
@@ -102,6 +104,18 @@ class Run:
         ]
         self.incomplete = any(facts["account"]["damage"] or facts["unusable"] for facts in self.facts)
         self.steps: RunSteps = steps_of_ranks(database, self.ranks)
+
+    def keep(self, kind: type[ResultT], make: Callable[[], ResultT], *key: object) -> ResultT:
+        """Return a result on a run, or find it in the cache if the run is large and has ended.
+
+        Args:
+            kind: The type of the result.
+            make: Returns the result.
+            *key: Values other than the events that it depends on.
+        """
+        names = [facts["path"] for facts in self.facts]
+        document = self.database.keep((kind.__name__, names, self._notes, *key), lambda: encode_result(make()))
+        return decode_result(document, kind)
 
     @cached_property
     def labels(self) -> list[tuple[str, str, str]]:

@@ -97,30 +97,30 @@ def report_run(
         MissingExtraError: DuckDB is not installed.
     """
     with open_run(inputs, inside=inside, cache=cache, progress=progress) as run:
-        stages = training_stages(run)
-        stragglers = compare_run(run, stages)
-        summary = summarize_run(run, stages)
-        steps = [
-            StepSeries(rank, own.numbers.tolist(), own.durations.tolist()) for rank, own in run.steps.ranks.items()
-        ]
-        starts = [facts["base_ns"] + facts["span"][0] for facts in run.facts if facts["span"][0] is not None]
-        sizes = (facts["account"]["metadata"].get("world_size") for facts in run.facts)
-        report = RunReport(
-            runs=_stated(run, "run_id"),
-            hosts=_stated(run, "host"),
-            world_size=max((size for size in sizes if type(size) is int), default=None),
-            start_ns=min(starts) if starts and all(facts["base_ns"] for facts in run.facts) else None,
-            summary=summary,
-            stragglers=stragglers,
-            points=step_points(steps),
-            grid=step_grid(steps, _MAX_COLUMNS),
-            counters=counters_of(run),
-            clocks=clocks_of(run),
-            losses=losses_of(run),
-        )
+        report = run.keep(RunReport, lambda: _report(run), sorted(inside))
     if progress is not None:
         progress(1.0, "writing")
     return report
+
+
+def _report(run: Run) -> RunReport:
+    stages = training_stages(run)
+    steps = [StepSeries(rank, own.numbers.tolist(), own.durations.tolist()) for rank, own in run.steps.ranks.items()]
+    starts = [facts["base_ns"] + facts["span"][0] for facts in run.facts if facts["span"][0] is not None]
+    sizes = (facts["account"]["metadata"].get("world_size") for facts in run.facts)
+    return RunReport(
+        runs=_stated(run, "run_id"),
+        hosts=_stated(run, "host"),
+        world_size=max((size for size in sizes if type(size) is int), default=None),
+        start_ns=min(starts) if starts and all(facts["base_ns"] for facts in run.facts) else None,
+        summary=summarize_run(run, stages),
+        stragglers=compare_run(run, stages),
+        points=step_points(steps),
+        grid=step_grid(steps, _MAX_COLUMNS),
+        counters=counters_of(run),
+        clocks=clocks_of(run),
+        losses=losses_of(run),
+    )
 
 
 def _stated(run: Run, key: str) -> list[str]:

@@ -65,7 +65,8 @@ def find_stragglers(
     paths = check_paths("inputs", inputs)
     check_names("inside", inside)
     with open_run(paths, inside=inside, cache=cache, progress=progress) as run:
-        report = compare_run(run, training_stages(run), at_least, sure)
+        key = (sorted(inside), at_least, sure)
+        report = run.keep(StragglerReport, lambda: compare_run(run, training_stages(run), at_least, sure), *key)
     if progress is not None:
         progress(1.0, "comparing ranks")
     return report

@@ -84,7 +84,7 @@ def summarize_traces(
     paths = check_paths("inputs", inputs)
     check_names("inside", inside)
     with open_run(paths, inside=inside, cache=cache, progress=progress) as run:
-        summary = summarize_run(run, training_stages(run))
+        summary = run.keep(TraceSummary, lambda: summarize_run(run, training_stages(run)), sorted(inside))
     if progress is not None:
         progress(1.0, "summarizing")
     return summary

@@ -1,9 +1,10 @@
-"""Tables that questions derive from the events, kept in the cache so that the next question finds them."""
+"""Tables and documents that questions derive from the events, kept in the cache so that the next question finds them."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from tracekit.table.build import FACTS
 from tracekit.table.database import Database, Limits
@@ -11,9 +12,10 @@ from tracekit.table.schema import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from tracekit.table.cache import TableCache
+
+_DOCUMENT: Final = "document.json"
 
 
 class RunDatabase(Database):
@@ -77,7 +79,35 @@ class RunDatabase(Database):
             prepare()
             self.run(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
             return
-        parts = (VERSION, self._source, [self._keys[one] for one in of], *before, sql)
-        key = self._keys[name] = hashlib.blake2b(repr(parts).encode(), digest_size=20).hexdigest()
-        folder = self._cache.find(key) or self._cache.add(key, build)
+        folder = self._entry(([self._keys[one] for one in of], *before, sql), build)
+        self._keys[name] = folder.name
         self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM {self.read_parquet([folder / 'table.parquet'])}")
+
+    def keep(self, key: Sequence[object], make: Callable[[], bytes]) -> bytes:
+        """Return a document on the events, or find it in the cache.
+
+        Args:
+            key: Everything but the events and the code of tracekit that the document depends on.
+            make: Returns the document.
+
+        Raises:
+            StorageError: The cache cannot be written.
+        """
+
+        def build(folder: Path) -> None:
+            (folder / _DOCUMENT).write_bytes(make())
+            (folder / FACTS).write_text("{}", encoding="ascii")
+
+        return (self._entry((_code_state(), *key), build) / _DOCUMENT).read_bytes() if self._source else make()
+
+    def _entry(self, parts: Sequence[object], build: Callable[[Path], None]) -> Path:
+        """Return the folder of an entry of these events, which is built if it is not there."""
+        key = hashlib.blake2b(repr((VERSION, self._source, *parts)).encode(), digest_size=20).hexdigest()
+        return self._cache.find(key) or self._cache.add(key, build)
+
+
+def _code_state() -> list[tuple[str, int]]:
+    """Return the times of the modules that answer questions: a document must not survive a change of them."""
+    package = Path(__file__).parents[1]
+    modules = (path for folder in ("explain", "table", "traces") for path in (package / folder).rglob("*.py"))
+    return sorted((str(path), path.stat().st_mtime_ns) for path in modules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.cli import main
+from tracekit.explain import run_report
+from tracekit.explain.run_report import report_run
 from tracekit.table import tables
 from tracekit.table.cache import FOLDER_VARIABLE
 from tracekit.table.derived import RunDatabase
@@ -17,6 +20,9 @@ from tracekit.table.derived import RunDatabase
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tracekit.explain.run import Run
+    from tracekit.explain.run_report import RunReport
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +82,7 @@ def answers(traces: list[str], capsys: pytest.CaptureFixture[str], inside: tuple
         summarize_traces(traces, inside=inside),
         find_stragglers(traces, inside=inside),
         diff_traces(traces, rank_a=0, rank_b=1, inside=inside),
+        report_run(traces, inside=inside),
         json.loads(capsys.readouterr().out),
     ]
 
@@ -111,6 +118,28 @@ def test_second_question_does_not_scan_the_events(
     assert [sql for sql in asked if re.search(r"\b(events|slice)\b(?! FROM)", sql)] == []
 
 
+def test_report_is_kept_for_the_same_events_names_and_paths(
+    tmp_path: Path, traces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = report_run(traces)
+    made: list[list[str]] = []
+    make = run_report._report
+
+    def noted(run: Run) -> RunReport:
+        made.append([path for path, _ in run.files])
+        return make(run)
+
+    monkeypatch.setattr(run_report, "_report", noted)
+    assert report_run(traces) == first
+    assert made == []
+    assert report_run(traces, inside=["train"]) != first
+    renamed = [str(tmp_path / f"of_rank{rank}.json") for rank in range(2)]
+    for old, new in zip(traces, renamed, strict=True):
+        os.rename(old, new)
+    assert [file.file for file in report_run(renamed).summary.files] == renamed
+    assert made == [traces, renamed]
+
+
 def test_tables_that_depend_on_other_names_are_derived_again(
     traces: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,11 +151,19 @@ def test_tables_that_depend_on_other_names_are_derived_again(
     assert answers(traces, capsys, ("train",))[0] == inside
 
 
+def test_each_choice_of_options_has_an_answer_of_its_own(traces: list[str], cache: Path) -> None:
+    choices: list[dict[str, Any]] = [{}, {"at_least": 0.5}, {"sure": 0.5}, {"inside": ["train"]}]
+    for options in choices * 2:
+        find_stragglers(traces, **options)
+    assert len(list(cache.glob("*/document.json"))) == len(choices)
+
+
 def test_recording_that_has_not_ended_keeps_no_derived_tables(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "rank0.json"
     path.write_text('[\n{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5},\n')
     summarize_traces([str(path)])
     assert list(cache.glob("*/table.parquet")) == []
+    assert list(cache.glob("*/document.json")) == []
     path.write_text('[\n{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 0, "dur": 5}\n]\n')
     summarize_traces([str(path)])
     assert list(cache.glob("*/table.parquet")) != []

@@ -80,14 +80,3 @@ def test_a_capture_that_is_followed_no_more_says_so(control: Path, captures: Cap
     assert ended(captures).error == "it was not followed to its end; the ranks have gone on"
     with pytest.raises(TracekitError, match="too many captures"):
         captures.start("another", control, steps=5, ranks=None)
-
-
-def test_what_breaks_while_a_capture_is_followed_is_shown(
-    control: Path, captures: Captures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def break_down(coordinator: object) -> str:
-        raise ZeroDivisionError("one by zero")
-
-    monkeypatch.setattr("tracekit.view.serve.captures.progress_words", break_down)
-    captures.start("live", control, steps=5, ranks=None)
-    assert "unexpected ZeroDivisionError: one by zero" in ended(captures).error

@@ -74,9 +74,6 @@ class FileCatalog:
     def update(self, now_ns: int) -> None:
         """List the files and read the heads of new ones; list an object store every 5 s at most.
 
-        Args:
-            now_ns: The monotonic time.
-
         Raises:
             StorageError: The folder is missing or cannot be listed.
         """

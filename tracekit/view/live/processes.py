@@ -7,14 +7,13 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.view.live.tail import FileTail
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracekit.traces.rank_head import Head
     from tracekit.traces.trace_store import Part
     from tracekit.view.live.progress import ProgressTracker
+    from tracekit.view.live.tail import FileTail
 
 _MAX_PACES: Final = 8
 _MAX_REMOVED: Final = 8
@@ -116,19 +115,12 @@ class RecordingProcess:
     def restart(self) -> None:
         """Forget its progress, to read more of it."""
         self.tracker, self._result, self._has_begun = self._make_tracker(), None, False
-        before = self.files
-        self.files = [FileTail(file.entry, file.head) for file in before]
-        for file, old in zip(self.files, before, strict=True):
-            file.from_ns = old.from_ns
+        for file in self.files:
+            file.restart()
         self._removed.clear()
 
     def keep_up(self, window_bytes: int, max_unread_bytes: int) -> None:
-        """Skip what is too much to read.
-
-        Args:
-            window_bytes: The number of bytes at the end to read then.
-            max_unread_bytes: The limit for a process that has been read before.
-        """
+        """Skip all but ``window_bytes`` at the end, if more is unread (once it has begun: more than ``max_unread_bytes``)."""
         if self.unread_bytes <= (max_unread_bytes if self._has_begun else window_bytes):
             self._has_begun = True
             return
@@ -150,11 +142,7 @@ class RecordingProcess:
         return next(((file, part) for file in self.files if (part := file.next_part()) is not None), None)
 
     def take(self, file: FileTail, part: Part, data: bytes) -> None:
-        """Take the bytes of a part.
-
-        Raises:
-            ChangedError: The file is another one.
-        """
+        """Take the bytes of a part; raise ChangedError if the file is another one."""
         self._result = None
         self.tracker.take(file.take(part, data), file.head.base_ns)
 

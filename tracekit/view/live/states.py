@@ -55,7 +55,7 @@ def classify(
         read: The file was read to its end; large ones take several looks.
         ended: It has its summary, or the index of an object store says "complete".
         closed: Its newest file has the end of the array; files of a rotation have it too.
-        remote: It is on an object store, where every file is closed.
+        remote: It is on an object store.
         alive: Its process runs; None if that is unknown.
         quiet_ns: Time since the last growth.
         cut_after_ns: Limit of that time.

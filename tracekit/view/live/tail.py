@@ -57,10 +57,14 @@ class FileTail:
         self.head = head
         self.lost_events = head.lost_events
         self.packed = entry.path.endswith(".gz")
-        self.closed = self.packed
         self.from_ns = -1 if head.first_ns is None else head.first_ns
+        self.restart()
+
+    def restart(self) -> None:
+        """Read it from its start."""
+        self.closed = self.packed
         self.unreadable = self.skipped_bytes = 0
-        self._at = head.body_at  # in the unpacked file
+        self._at = self.head.body_at  # in the unpacked file
         self._seen_bytes = -1  # the size when it was read to its end
         self._checked = b""
         self._is_torn = False  # the place may be inside a record
@@ -116,11 +120,7 @@ class FileTail:
         return Part(self.entry.path, start, max(self._at + 1, min(self.entry.size_bytes, self._at + PIECE_BYTES)))
 
     def take(self, part: Part, data: bytes) -> list[Event]:
-        """Return the events in the bytes of a part.
-
-        Raises:
-            ChangedError: The file is another one.
-        """
+        """Return the events in the bytes of a part; raise ChangedError if the file is another one."""
         is_last = part.end >= self.entry.size_bytes
         if self.packed:
             return self._take_packed(data, is_last=is_last)

@@ -146,10 +146,6 @@ class Watch:
             is_followed = follow is None or key[0] in follow
             if is_followed and not process.is_followed and process.skipped_bytes:
                 process.restart()
-                for file in process.files:
-                    known = self._catalog.files.get(file.entry.path)
-                    if known is not None:
-                        known.file = file
             process.is_followed = process.is_followed or is_followed
             if unread := process.unread_bytes:
                 unread_bytes += unread

@@ -33,15 +33,7 @@ class Explained(NamedTuple):
 
 
 def explain(inputs: Sequence[str], *, progress: Callable[[float, str], None]) -> Explained:
-    """Report where the time of a run goes, and the slow ranks.
-
-    Args:
-        inputs: As for `report_run`.
-        progress: Called with the completed share, 0 to 1, and the current work.
-
-    Raises:
-        TracekitError: The traces cannot be read.
-    """
+    """Report where the time of a run goes, and the slow ranks; see `report_run`."""
     run = report_run(inputs, progress=progress)
     sections = [part(run) for part in (step_section, rank_section, stage_section, device_section, marker_section)]
     return Explained(
@@ -54,16 +46,7 @@ def explain(inputs: Sequence[str], *, progress: Callable[[float, str], None]) ->
 
 
 def compare(first: Sequence[str], second: Sequence[str], *, progress: Callable[[float, str], None]) -> tuple[str, ...]:
-    """Say what changed from one run to another, in the words of ``tracekit diff``.
-
-    Args:
-        first: The traces of the run to compare with.
-        second: The traces of the other run.
-        progress: Called with the completed share, 0 to 1, and the current work.
-
-    Raises:
-        TracekitError: The traces cannot be read.
-    """
+    """Say what changed from one run to another, in the words of ``tracekit diff``; see `diff_traces`."""
     return tuple(diff_lines(diff_traces(list(first), list(second), progress=progress), _MOST_ROWS))
 
 

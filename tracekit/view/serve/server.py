@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 PORT: Final = 8931
 
 _HEAD_S: Final = 10.0
-_TICK_S: Final = 0.05
 _MAX_CONNECTIONS: Final = 256
 _MAX_HEAD_BYTES: Final = 16 << 10
 _END_S: Final = 3
@@ -53,21 +52,8 @@ def _bound(host: str, port: int) -> socket.socket:
     return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
 
 
-def serve(
-    application: Any,
-    listener: socket.socket,
-    *,
-    ready: Callable[[], None] = lambda: None,
-    end: threading.Event | None = None,
-) -> None:
-    """Answer requests until Ctrl-C, SIGTERM or SIGHUP, then give those under way 3 s to end.
-
-    Args:
-        application: An ASGI application.
-        listener: A socket that listens; it is closed at the end.
-        ready: Called once requests are answered.
-        end: Set to end the server outside of the main thread, where signals do not arrive.
-    """
+def make_server(application: Any) -> uvicorn.Server:
+    """Return a server of an ASGI application. Set ``should_exit`` to end it outside of the main thread."""
 
     async def timed(scope: Any, receive: Any, send: Any) -> None:
         deadline = scope["state"][_STATE]
@@ -94,29 +80,25 @@ def serve(
         timeout_graceful_shutdown=_END_S,
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+def serve(server: uvicorn.Server, listener: socket.socket, announce: Callable[[], None] = lambda: None) -> None:
+    """Answer requests until Ctrl-C, SIGTERM or SIGHUP, then give those under way 3 s to end.
+
+    Args:
+        server: The server.
+        listener: A socket that listens, so that requests wait for the server; it is closed at the end.
+        announce: Called once signals end the server.
+    """
     with listener, _ending_signals(server):
-        asyncio.run(_run(server, listener, ready, end))
-
-
-async def _run(
-    server: uvicorn.Server, listener: socket.socket, ready: Callable[[], None], end: threading.Event | None
-) -> None:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    announced = False
-    while not serving.done():
-        if server.started and not announced:
-            announced = True
-            ready()
-        if end is not None and end.is_set():
-            server.should_exit = True
-        await asyncio.wait([serving], timeout=_TICK_S)
-    await serving
+        announce()
+        server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
 def _ending_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Let signals end the server and not the process: uvicorn raises again those that it has caught."""
+    """Let signals end the server and not the process: uvicorn raises those that it has caught again at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,15 +1,18 @@
-"""Copy standard input (``-``) and pipes to private files, for commands that read an input more than once."""
+"""Standard input and output in place of files (``-``), and pipes, for commands that need whole files."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tracekit.cli.terminal import USAGE, print_lines
 from tracekit.errors import CommandError, StorageError
 from tracekit.storage import PIPE_FOLDER, basename, is_remote, without_secrets
 
@@ -18,9 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ARGUMENTS: Final = ("input", "inputs", "files", "before", "after")
-_STDIN: Final = "-"
+_STANDARD: Final = "-"
 _STDIN_DESCRIPTOR: Final = 0
 _PIECE_BYTES: Final = 1 << 20
+_FILES: Final = {
+    "anonymise": "anonymous.json",
+    "convert": "converted.json",
+    "merge": "merged.json",
+    "recover": "recovered.json",
+    "report": "report.html",
+    "trim": "trimmed.json",
+}
+"""The verbs that can write to standard output, and the name of the file whose bytes they write."""
 
 
 @contextlib.contextmanager
@@ -46,9 +58,9 @@ def copied_pipes(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _local(path: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
-    if path == _STDIN:
-        if _STDIN in args.piped:
-            raise CommandError("-: standard input can be named once", exit_code=2)
+    if path == _STANDARD:
+        if _STANDARD in args.piped:
+            raise CommandError("-: standard input can be named once", USAGE)
         args.piped.append(path)
         return _stdin(args, stack)
     if is_remote(path) or getattr(args, "reads_once", False) or not _is_pipe(path):
@@ -68,11 +80,9 @@ def _stdin(args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
     try:
         mode = os.fstat(_STDIN_DESCRIPTOR)
     except OSError as error:
-        raise CommandError("-: standard input is closed", exit_code=2) from error
+        raise CommandError("-: standard input is closed", USAGE) from error
     if os.isatty(_STDIN_DESCRIPTOR):
-        raise CommandError(
-            "-: standard input is a terminal; redirect a trace to it, for example < trace.json", exit_code=2
-        )
+        raise CommandError("-: standard input is a terminal; redirect a trace to it, for example < trace.json", USAGE)
     named = os.path.realpath("/dev/stdin")
     if stat.S_ISREG(mode.st_mode):
         with contextlib.suppress(OSError):
@@ -97,3 +107,41 @@ def _copied(source: str | int, name: str, stack: contextlib.ExitStack) -> str:
             "set TMPDIR to a folder with more space, or write the trace to a file first"
         ) from error
     return str(copy)
+
+
+@contextlib.contextmanager
+def piped_output(args: argparse.Namespace, verb: str) -> Iterator[None]:
+    """Send the output to standard output if its name is ``-``; all messages then go to standard error.
+
+    The output is written to a private file first, since an output appears whole or not at all. Messages call it ``-``,
+    and the next command, which would take that file, is left out.
+
+    Raises:
+        CommandError: The verb cannot write to standard output, or that is a terminal.
+    """
+    if getattr(args, "output", None) != _STANDARD:
+        yield
+        return
+    if verb == "query":
+        args.output = None  # its rows go to standard output anyway
+        yield
+        return
+    if verb not in _FILES:
+        raise CommandError(f"{verb} cannot write to standard output; name a file", USAGE)
+    if sys.stdout.isatty():
+        raise CommandError(f"-: standard output is a terminal; redirect it, for example > {_FILES[verb]}", USAGE)
+    messages = io.StringIO()
+    with tempfile.TemporaryDirectory(prefix="tracekit-output-") as folder:
+        file = Path(folder) / _FILES[verb]
+        args.output = str(file)
+        try:
+            with contextlib.redirect_stdout(messages):
+                yield
+        finally:
+            lines = messages.getvalue().replace(str(file), _STANDARD).splitlines()
+            print_lines(*(line for line in lines if not line.startswith("next: ")), stream=sys.stderr)
+        if not file.exists() and verb == "recover":
+            file = Path(args.inputs[0])  # a whole trace needs no repair
+        if file.exists():
+            with file.open("rb") as copy:
+                shutil.copyfileobj(copy, sys.stdout.buffer)
