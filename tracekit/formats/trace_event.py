@@ -23,6 +23,7 @@ __all__ = [
     "decode_events",
     "decode_json",
     "decode_or_none",
+    "decode_raw",
     "decode_raw_dict",
     "decode_raw_list",
     "decode_run",
@@ -91,6 +92,8 @@ decode_any = msgspec.json.Decoder().decode
 """Decode any JSON value; see `decode_json`."""
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 """Decode a JSON array. Each item stays JSON text."""
+decode_raw = msgspec.json.Decoder(Raw).decode
+"""Check any JSON value, which stays JSON text."""
 _encoder = msgspec.json.Encoder()
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 

@@ -19,7 +19,7 @@ from tracekit.table.growth import NewBytes
 from tracekit.table.plain_columns import DEVICE_CATEGORIES, NO_ARGS, PlainColumns
 from tracekit.table.rows import RowWriter
 from tracekit.table.steps import Step, step_columns
-from tracekit.traces.inputs import base_of, stated_rank
+from tracekit.traces.inputs import base_of, rank_inside, stated_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -316,7 +316,8 @@ class _Metadata:
 
     def rank(self, reader: TraceReader) -> int | None:
         """Return the rank that a trace states, as far as it was read."""
-        return stated_rank(reader.path, reader.header, self._own, self._composer_ranks)
+        found = stated_rank(reader.path, rank_inside(reader.header, self._own, self._composer_ranks))
+        return None if found is None else found[0]
 
     def facts(self, reader: TraceReader, tracks: Sequence[tuple[bytes, bytes]], writer: RowWriter) -> FileFacts:
         """Return the facts of the file, after its end."""

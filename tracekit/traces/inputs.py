@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.kineto import rank_in_name, rank_of_header
-from tracekit.formats.rank_trace import BASE_TIME_KEY
+from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
-from tracekit.storage import basename, is_remote, same_file
+from tracekit.formats.xprof import ANCHOR_EVENT
+from tracekit.storage import basename, is_remote, printable_name, same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 ANONYMOUS: Final = ".anonymous.json"
 """The ending of the copies of `tracekit anonymise` in place of that of the trace, without ``.gz``."""
+
+CERTAIN_RANKS: Final = frozenset({METADATA_EVENT, "distributedInfo.rank"})
+"""The sources of a rank that nothing outside the file can change."""
 
 _ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.zst", ".json.gz", ".json", ".gz")
 
@@ -61,24 +65,45 @@ def recovered_copies(path: str) -> tuple[str, str]:
     return f"{stem}.recovered.json", f"{stem}.recovered.json.gz"
 
 
-def stated_rank(
-    path: str, header: dict[str, Any], metadata: dict[str, Any], composer_ranks: Collection[int] = ()
-) -> int | None:
-    """Return the rank that a trace states, inside or by its name; None when it does not.
+def rank_inside(
+    header: dict[str, Any], metadata: dict[str, Any], composer_ranks: Collection[int] = ()
+) -> tuple[int, str] | None:
+    """Return the rank that a trace states inside, and the event or key that states it; None when none does.
 
     Args:
-        path: The file.
         header: The keys next to its events.
         metadata: Those of a rank trace.
         composer_ranks: The ranks in Composer's metadata; several where Composer has merged.
     """
     own = whole_number(metadata.get("rank"))
     if own is not None:
-        return own
-    stated = rank_of_header(header)
-    if stated is not None:
-        return stated[0]
-    return next(iter(composer_ranks)) if len(composer_ranks) == 1 else rank_in_name(basename(path))
+        return own, METADATA_EVENT
+    found = rank_of_header(header)
+    if found is None and len(composer_ranks) == 1:
+        found = next(iter(composer_ranks)), COMPOSER_RANK_EVENT
+    return found
+
+
+def stated_rank(
+    path: str, inside: tuple[int, str] | None, companions: Mapping[str, int] | None = None, anchored: int | None = None
+) -> tuple[int, str] | None:
+    """Return the rank of a trace, and what states it; None when nothing does.
+
+    Args:
+        path: The file.
+        inside: The result of `rank_inside`.
+        companions: The rank of each file that a rank trace names as a trace of its process.
+        anchored: The rank in the clock anchor of a trace of XLA's profiler.
+    """
+    name = printable_name(path)
+    if inside is not None and inside[1] in CERTAIN_RANKS:
+        return inside
+    if anchored is not None:
+        return anchored, ANCHOR_EVENT
+    if companions and name in companions:
+        return companions[name], COMPANION_EVENT
+    in_name = rank_in_name(name)
+    return inside or (None if in_name is None else (in_name, "file name"))
 
 
 def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
     _Decode = Callable[[bytes, Sequence[int]], Any]
 
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+"""No event up to this length is lost for its length, whether it is well-formed or needs repair."""
+
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
-_MAX_REPAIR_BYTES: Final = 1024 * 1024
+_REPAIR_AHEAD_BYTES: Final = 1024 * 1024
 _MAX_KEY_BYTES: Final = 64 * 1024
 _MAX_RUN_EVENTS: Final = 1000
 # Skip deeply nested values in steps, instead of trying each level.
@@ -121,8 +124,6 @@ class TraceReader(Window):
         TraceFormatError: It is not a trace.
     """
 
-    max_event_bytes = 16 * 1024 * 1024
-    """The maximum length of an event."""
     max_run_bytes = 1024 * 1024
     """The maximum distance from the beginning of a run to that of its last event."""
 
@@ -177,7 +178,7 @@ class TraceReader(Window):
                 self._skip_separator()
                 is_sound = self._lost_from is None and not self.closed
                 spans, stop = find_events(self.text, self.at, self.max_run_bytes) if is_sound else ((), 0)
-                if not spans and stop == len(self.text) and self._read_on(self.max_event_bytes):
+                if not spans and stop == len(self.text) and self._read_on(MAX_EVENT_BYTES):
                     continue
                 self.run_offset_bytes = self._offset + self.at
                 run = self._read_whole(spans, decode) if spans else None
@@ -399,7 +400,7 @@ class TraceReader(Window):
         events = None
         while not self._arrays and events is None:
             events = _EVENTS_KEY.search(self.text, self.at)
-            if events is None and not self._read_on(_MAX_REPAIR_BYTES):
+            if events is None and not self._read_on(_REPAIR_AHEAD_BYTES):
                 break
         following = _NEXT_LINE_KEY.search(self.text, self.at + 1)
         if events is not None:
@@ -437,7 +438,7 @@ class TraceReader(Window):
 
     def _read_event(self) -> RawEvent | None:
         """Read the object at the present place; return None if it is not an event, even when repaired."""
-        end = self._find_end(0, self.max_event_bytes)
+        end = self._find_end(0, MAX_EVENT_BYTES)
         if end is None:
             found = self._mend()
         else:
@@ -468,10 +469,13 @@ class TraceReader(Window):
 
     def _mend(self) -> tuple[bytes, int, list[str]] | None:
         """Return the event at the present place repaired, where it ends, and the kinds of repair."""
-        self._look_ahead(_MAX_REPAIR_BYTES)
-        limit = self.at + _MAX_REPAIR_BYTES
-        following = _EVENT_START_OR_END.search(self.text, self.at + 1, limit)
-        repaired = repair_object(self.text, self.at, following.start() if following else limit)
+        self._look_ahead(_REPAIR_AHEAD_BYTES)
+        while True:
+            limit = self.at + MAX_EVENT_BYTES
+            following = _EVENT_START_OR_END.search(self.text, self.at + 1, limit)
+            repaired = repair_object(self.text, self.at, following.start() if following else limit)
+            if repaired is not None or following or not self._read_on(MAX_EVENT_BYTES):
+                break
         if repaired is None or not self._may_mend(self.text[self.at : repaired[1]]):
             return None
         text, kinds = repair_text(repaired[0])

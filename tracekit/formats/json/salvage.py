@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import PHASES, raw_field
 from tracekit.formats.file_kinds import GZIP_MAGIC
-from tracekit.formats.json.reader import HEADER_KEYS, RawEvent, TraceReader, decode
+from tracekit.formats.json.reader import HEADER_KEYS, MAX_EVENT_BYTES, RawEvent, TraceReader, decode
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_run
 
@@ -56,8 +56,6 @@ class SalvageReader(TraceReader):
         StorageError: The file is not there or cannot be read.
     """
 
-    max_event_bytes = 4 * 1024 * 1024
-
     def __init__(self, path: str) -> None:
         stream = SalvageStream(path)
         self.keys: dict[str, bytes] = {}
@@ -98,7 +96,7 @@ class SalvageReader(TraceReader):
         self._skip_separator()
         self._commas = 0
         # The object form may begin with a key of that name.
-        if self._looks_like(_EVENT) and (end := self._find_end(0, self.max_event_bytes)) is not None:
+        if self._looks_like(_EVENT) and (end := self._find_end(0, MAX_EVENT_BYTES)) is not None:
             event = decode(self.text[self.at : end])
             if event is not None and event.ph is not UNSET:
                 self._note("missing_bracket", 0, "")

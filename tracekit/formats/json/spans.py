@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tracekit import core
-from tracekit.formats.trace_event import REFUSED, decode_raw_list
+from tracekit.formats.trace_event import REFUSED, decode_raw, decode_raw_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 _FIRST_BYTES: Final = 4096
 _END_BYTES: Final = 64 * 1024
 _MAX_TRIES: Final = 4
+_LARGE_BYTES: Final = 1024 * 1024
 # Python's decoder gives up on some values a few characters before the end of the text.
 _UNDECIDED_BYTES: Final = 12
+_CUT: Final = "Input data was truncated"  # msgspec
 _COMMA: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
 _BETWEEN: Final = re.compile(rb"\}[ \t\r\n]*,[ \t\r\n]*\{")
 _AFTER_NUMBER: Final = frozenset(" \t\r\n,}]")
@@ -89,6 +91,8 @@ def scan_value(text: bytes, at: int) -> tuple[int, bool]:
         return array("q", found)[1], True
     length = _FIRST_BYTES
     while True:
+        if length > _LARGE_BYTES and _is_cut(text, at):
+            return len(text), False
         part = text[at : at + length].decode("latin-1")
         try:
             end = _decode_at(part)[1]
@@ -105,3 +109,12 @@ def scan_value(text: bytes, at: int) -> tuple[int, bool]:
         if at + length >= len(text):
             return len(text), False
         length *= 4
+
+
+def _is_cut(text: bytes, at: int) -> bool:
+    """Return True if the value at ``at`` is certainly cut. Unlike Python's decoder, it takes no memory for a large value."""
+    try:
+        decode_raw(memoryview(text)[at:])
+    except REFUSED as error:
+        return str(error) == _CUT and b"\\u" not in text  # half a surrogate pair has the same message
+    return False

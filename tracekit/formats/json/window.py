@@ -115,8 +115,8 @@ class Window(Closing):
             pieces.append(piece)
             missing -= len(piece)
             self.bytes_read += len(piece)
-        # A piece alone is not copied.
-        self.text = b"".join([rest, *pieces] if rest else pieces)
+        self.text = b""  # a large event takes much memory
+        self.text = b"".join([rest, *pieces] if rest else pieces)  # a piece alone is not copied
         return len(self.text) > len(rest)
 
     def pass_events(self, at: int) -> None:
@@ -140,7 +140,7 @@ class Window(Closing):
     def _read_on(self, max_bytes: int) -> bool:
         """Double the window, so that the work stays linear; return False at a limit."""
         length = len(self.text) - self.at
-        return length <= max_bytes and not self.final and self.fill(2 * length + 1)
+        return length < max_bytes and not self.final and self.fill(min(2 * length, max_bytes) + 1)
 
     def _skip_separator(self) -> bool:
         """Skip white space, and commas, which are counted; return False at the end of the file."""
