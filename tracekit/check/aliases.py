@@ -136,12 +136,7 @@ class Aliases:
         return self._signs.search(json) is not None
 
     def clean(self, key: str, text: str) -> str:
-        """Return a text without what names somebody.
-
-        Args:
-            key: The last key before it.
-            text: The text.
-        """
+        """Return a text without what names somebody."""
         kind = _WHOLE.get(key.lower())
         if kind is not None and text:
             return self._alias(kind, text)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import zlib
 from collections import Counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from tracekit.errors import StorageError
+from tracekit.errors import MissingExtraError, StorageError, TraceFormatError
 from tracekit.formats.file_kinds import packing_of
 from tracekit.formats.gzip_codec import InflateError, inflater
-from tracekit.formats.unpacked_file import damage_errors, unpacker
 from tracekit.storage import open_read, without_secrets
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 256 * 1024
 """Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
 small enough for the processor's cache."""
+
+# 4 bytes of zstd can yield 128 KiB.
+_MAX_PACKED_BYTES: Final = 2048
+_MAX_NAMED: Final = 5
+_TRACE: Final = re.compile(r"\.(?:json|jsonl|pftrace|json\.tmp)(?:\.gz|\.zst)?$")
 
 
 class Closing:
@@ -44,8 +51,6 @@ class TraceStream(Closing):
 
     Attributes:
         foreign: The form of a file that is converted to Chrome JSON; empty for any other.
-        path: The file, for display.
-        compressed: True for a compressed file.
         damage: The reason why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before it are
             valid.
         losses: Number of parts that are unreadable or have no form in JSON, by kind.
@@ -73,7 +78,6 @@ class ByteStream(TraceStream):
         packing: "gzip", "zstd" or "zip"; empty for a plain file.
 
     Args:
-        path: The file or URL.
         limit_bytes: The maximum number of packed bytes that is read; None for all. A zip archive is always read whole.
 
     Raises:
@@ -81,6 +85,8 @@ class ByteStream(TraceStream):
         TraceFormatError: A zip archive is damaged or does not hold one trace.
         MissingExtraError: The package that unpacks the file is not installed.
     """
+
+    _new_inflater = staticmethod(inflater)
 
     def __init__(self, path: str, limit_bytes: int | None = None) -> None:
         super().__init__(without_secrets(path))
@@ -93,7 +99,11 @@ class ByteStream(TraceStream):
             self._head = self._read_file()
             if (packing := packing_of(self._head)) in ("zstd", "zip"):
                 self.packing = packing
-                self._unpack = unpacker(packing, self._file, self._read_plain, self.path)
+                self._unpack = (
+                    _ZstdReader(self._read_plain, self.path)
+                    if packing == "zstd"
+                    else _open_member(self._file, self.path)
+                ).read
             self._packed = self._read_file()
         except BaseException:
             self._file.close()
@@ -101,7 +111,7 @@ class ByteStream(TraceStream):
         self._is_gzip = packing_of(self._packed) == "gzip"
         self.packing = self.packing or ("gzip" if self._is_gzip else "")
         self.compressed = bool(self.packing)
-        self._inflater: Any = inflater() if self._is_gzip else None
+        self._inflater: Any = self._new_inflater() if self._is_gzip else None
         self._pending = False
         self._first: bytes | None = None
 
@@ -131,41 +141,43 @@ class ByteStream(TraceStream):
 
     def _inflate(self, limit: int) -> bytes:
         """Return up to ``limit`` unpacked bytes; empty at the end."""
-        while self.damage is None:
+        while self._inflater is not None:
             if not self._packed and not self._pending:
                 self._packed = self._read_file()
-                if not self._packed:
-                    if not self._inflater.eof:
-                        self.damage = "the gzip data is cut off"
-                    break
-            if self._inflater.eof and not self._next_member():
-                continue
-            try:
-                piece: bytes = self._inflater.decompress(self._packed, limit)
-            except InflateError as error:
-                self.damage = f"the gzip data is damaged ({error})"
-                break
-            # The codec may have more output, even if it has consumed all of its input.
-            self._pending = len(piece) == limit and not self._inflater.eof
-            self._packed = self._inflater.unconsumed_tail or self._inflater.unused_data
-            if piece:
+            if not self._packed and not self._pending:
+                inflater, self._inflater = self._inflater, None
+                if not inflater.eof:
+                    self._note_damage("the gzip data is cut off")
+                rest: bytes = inflater.flush()
+                return rest
+            if piece := self._next_member() if self._inflater.eof else self._decompress(limit):
                 return piece
         return b""
 
-    def _next_member(self) -> bool:
+    def _next_member(self) -> bytes:
         """Start the member after a complete one. Gzip files may end with zeros as padding."""
-        self._packed = self._packed.lstrip(b"\0")
-        if not self._packed:
-            return False
-        self._inflater = inflater()
-        self._pending = False
-        return True
+        self._packed, self._pending = self._packed.lstrip(b"\0"), False
+        if self._packed:
+            self._inflater = self._new_inflater()
+        return b""
+
+    def _decompress(self, limit: int) -> bytes:
+        try:
+            piece: bytes = self._inflater.decompress(self._packed, limit)
+        except InflateError as error:
+            self._inflater = None
+            self._note_damage(f"the gzip data is damaged ({error})")
+            return b""
+        # The codec may have more output, even if it has consumed all of its input.
+        self._pending = len(piece) == limit and not self._inflater.eof
+        self._packed = self._inflater.unconsumed_tail or self._inflater.unused_data
+        return piece
 
     def _read_file(self) -> bytes:
         """Return the next piece without zstd and zip, but not without gzip."""
         try:
             return (self._unpack or self._read_plain)(PIECE_BYTES)
-        except damage_errors() as error:
+        except _damage_errors() as error:
             self._unpack = lambda _: b""
             self._note_damage(f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})")
             return b""
@@ -186,12 +198,7 @@ class ByteStream(TraceStream):
 
 
 class BytesStream(TraceStream):
-    """Bytes in memory.
-
-    Args:
-        path: The original file, for display.
-        data: The bytes.
-    """
+    """Bytes in memory."""
 
     def __init__(self, path: str, data: bytes) -> None:
         super().__init__(path)
@@ -207,11 +214,7 @@ class BytesStream(TraceStream):
 
 
 class ConvertedStream(TraceStream):
-    """A file of another form, converted to Chrome JSON.
-
-    Args:
-        source: The unread file.
-    """
+    """A file of another form, converted to Chrome JSON."""
 
     def __init__(self, source: ByteStream) -> None:
         super().__init__(source.path)
@@ -234,3 +237,91 @@ class ConvertedStream(TraceStream):
     def _convert(self) -> Iterator[bytes]:
         """Yield the JSON."""
         raise NotImplementedError
+
+
+class _ZstdReader:
+    """Unpacks zstd with one frame or several."""
+
+    def __init__(self, read: Callable[[int], bytes], path: str) -> None:
+        module = _zstd_module()
+        if module is None:
+            raise MissingExtraError("the package zstandard", "zstd", f"{path}: unpacking zstd")
+        make = module.ZstdDecompressor
+        self._make: Callable[[], Any] = (lambda: make().decompressobj()) if module.__name__ == "zstandard" else make
+        self._packed_read = read
+        self._decompressor = self._make()
+        self._packed = b""
+        self._unpacked = bytearray()
+        self._is_whole = True
+        self._error: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        while len(self._unpacked) < size and self._error is None:
+            packed = self._packed or self._packed_read(_MAX_PACKED_BYTES)
+            if not packed:
+                self._error = None if self._is_whole else EOFError()
+                break
+            try:
+                if self._decompressor.eof:
+                    self._decompressor = self._make()
+                self._unpacked += self._decompressor.decompress(packed)
+            except _damage_errors() as error:
+                self._error = error
+                break
+            self._is_whole = self._decompressor.eof
+            self._packed = self._decompressor.unused_data if self._is_whole else b""
+        if self._error is not None and not self._unpacked:
+            raise self._error
+        piece = bytes(self._unpacked[:size])
+        del self._unpacked[:size]
+        return piece
+
+
+def _zstd_module() -> Any:
+    """Return Python's own module for zstd (3.14), else the package zstandard, else None."""
+    with contextlib.suppress(ImportError):
+        from compression import zstd
+
+        return zstd
+    with contextlib.suppress(ImportError):
+        import zstandard
+
+        return zstandard
+    return None
+
+
+def _damage_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that unpacking zstd and zip raises at damaged data."""
+    import zipfile  # only damaged data needs it
+
+    usual = (EOFError, ValueError, zipfile.BadZipFile, zlib.error)
+    module = _zstd_module()
+    return usual if module is None else (*usual, module.ZstdError)
+
+
+def _open_member(file: BinaryIO, path: str) -> Any:
+    import zipfile
+
+    from tracekit.formats.archive_file import MANIFEST_NAME  # only zip archives need it
+
+    if not file.seekable():
+        raise TraceFormatError(path, "a zip archive cannot be read from a pipe; write it to a file first")
+    try:
+        archive = zipfile.ZipFile(file)
+        names = [
+            name
+            for name in archive.namelist()
+            if not name.endswith("/") and not name.startswith(("__MACOSX/", ".")) and name != MANIFEST_NAME
+        ]
+        traces = [name for name in names if _TRACE.search(name)] or names
+        if len(traces) == 1:
+            return archive.open(traces[0])
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise TraceFormatError(path, f"this zip archive cannot be read: {error}") from error
+    if not traces:
+        raise TraceFormatError(path, "this zip archive is empty")
+    shown = ", ".join(traces[:_MAX_NAMED]) + (" ..." if len(traces) > _MAX_NAMED else "")
+    raise TraceFormatError(
+        path,
+        f"this zip archive holds {len(traces)} files ({shown}); unpack it, and name the folder or the files to read",
+    )

@@ -118,12 +118,11 @@ def repair_fields(event: Event) -> list[str]:
     """
     kinds: list[str] = []
     phase = event.ph
-    if event.name is not UNSET and _first_byte(event.name)[0] != _QUOTE:
-        event.name = UNSET if bytes(event.name) == _NULL else text_of(event.name)
-        kinds.append("name_not_text")
-    if event.cat is not UNSET and _first_byte(event.cat)[0] != _QUOTE:
-        event.cat = UNSET if bytes(event.cat) == _NULL else text_of(event.cat)
-        kinds.append("cat_not_text")
+    for key in ("name", "cat"):
+        text = getattr(event, key)
+        if text is not UNSET and _first_byte(text)[0] != _QUOTE:
+            setattr(event, key, UNSET if bytes(text) == _NULL else text_of(text))
+            kinds.append(f"{key}_not_text")
     if event.name is UNSET and phase != "E":
         event.name = Raw(b'""')
         kinds.append("missing_name")

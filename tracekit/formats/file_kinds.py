@@ -29,16 +29,13 @@ _BINARY: Final = (
     (b"SQLite format 3\0", "an SQLite database, such as Nsight Systems exports"),
     (b"\x7fELF", "a program"),
     (b"\x89PNG", "a picture"),
-    (b"\xff\xfe", "text in UTF-16; save it as UTF-8"),
-    (b"\xfe\xff", "text in UTF-16; save it as UTF-8"),
+    ((b"\xff\xfe", b"\xfe\xff"), "text in UTF-16; save it as UTF-8"),
     (b"version https://git-lfs", "a pointer of Git LFS; fetch the file itself with git lfs pull"),
 )
 # The first bytes of text kinds, after optional white space, in any case.
 _TEXT: Final = (
-    (b"<!doctype html", "an HTML page, such as a login or error page that was saved in place of a file"),
-    (b"<html", "an HTML page, such as a login or error page that was saved in place of a file"),
-    (b"<?xml", "an XML document, such as the error message of an object store"),
-    (b"<error", "an XML document, such as the error message of an object store"),
+    ((b"<!doctype html", b"<html"), "an HTML page, such as a login or error page that was saved in place of a file"),
+    ((b"<?xml", b"<error"), "an XML document, such as the error message of an object store"),
 )
 # Patterns in the first bytes of kinds of JSON.
 _JSON: Final = (
@@ -52,8 +49,7 @@ _JSON: Final = (
     (re.compile(rb'\A\{\s*"nodes"(?s:.*)"(?:samples|startTime)"'), "a CPU profile of a browser"),
     (re.compile(rb"\A\[\s*\[[\s\d,.]*\]"), "a memory timeline of torch.profiler, or another table of numbers"),
 )
-# Words in the pickles of torch.
-_PICKLED: Final = ((re.compile(rb"device_traces|segments"), "a memory snapshot of torch; look at it with memory_viz"),)
+_MEMORY_SNAPSHOT: Final = re.compile(rb"device_traces|segments")
 
 
 def packing_of(head: bytes) -> str:
@@ -81,12 +77,11 @@ def seems_to_be(head: bytes) -> str:
     if packing_of(head) == "tar":
         return "a tar archive; unpack it and merge what is in it"
     if _PICKLE.match(head):
-        return next(
-            (f"{words} (a pickle)" for pattern, words in _PICKLED if pattern.search(head)), "a pickle of Python"
-        )
+        snapshot = "a memory snapshot of torch; look at it with memory_viz (a pickle)"
+        return snapshot if _MEMORY_SNAPSHOT.search(head) else "a pickle of Python"
     text = head.lstrip()
-    for start, words in _TEXT:
-        if text[: len(start)].lower() == start:
+    for starts, words in _TEXT:
+        if text[:20].lower().startswith(starts):
             return words
     if text.startswith((b"{", b"[")):
         return next((words for pattern, words in _JSON if pattern.search(text)), "")

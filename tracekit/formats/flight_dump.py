@@ -92,7 +92,6 @@ class FlightDumpStream(ConvertedStream):
     """Reads a dump as Chrome JSON of the object form.
 
     Args:
-        source: The unread file.
         written_ns: Time of its writing in ns since the epoch, or None if unknown.
     """
 
@@ -100,8 +99,7 @@ class FlightDumpStream(ConvertedStream):
 
     def __init__(self, source: ByteStream, written_ns: int | None = None) -> None:
         super().__init__(source)
-        self._configs: dict[str, Any] = {}
-        self._states: dict[str, Any] = {}
+        self._header: dict[str, Any] = {}
         self._tracks: set[str] = set()
         self._written_ns = written_ns
         self._last_ns = 0
@@ -115,7 +113,7 @@ class FlightDumpStream(ConvertedStream):
         if read is None:
             return
         header, entries = read
-        self._configs, self._states = _dict(header.get("pg_config")), _dict(header.get("pg_status"))
+        self._header = header
         completed = self._completed(entries())
         left = _MAX_TEXT_BYTES
         rank = _rank_at_end(self.path)
@@ -173,11 +171,11 @@ class FlightDumpStream(ConvertedStream):
     def _open_json(self, text: bytes) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
         begin = _ENTRIES.search(text)
         if begin is None:
-            header = self._header(text)
+            header = self._read_header(text)
             return None if header is None else (header, tuple)
         entries: list[bytes] = []
         at = begin.end()
-        while text.startswith(b"{", at := _after(text, at)):
+        while text.startswith(b"{", at := at + len(_BETWEEN.match(text, at)[0])):  # type: ignore[index]
             end, is_whole = scan_value(text, at)
             entry = text[at:end]
             if not is_whole:
@@ -187,16 +185,14 @@ class FlightDumpStream(ConvertedStream):
                 entry, end, _ = repaired
             entries.append(entry)
             at = end
-        if not text.startswith(b"]", at):
-            self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
-            rest = b"}"
+        header = None
+        if text.startswith(b"]", at):
+            header = self._read_header(text[: begin.end() - 1] + b"null" + text[at + 1 :])
         else:
-            rest = b"null" + text[at + 1 :]
-        header = self._header(text[: begin.end() - 1] + rest) if rest != b"}" else {}
-
+            self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
         return header or {}, lambda: map(_decoded, entries)
 
-    def _header(self, text: bytes) -> dict[str, Any] | None:
+    def _read_header(self, text: bytes) -> dict[str, Any] | None:
         try:
             if len(text) > _MAX_HEADER_BYTES:
                 raise ValueError("too long")
@@ -236,7 +232,7 @@ class FlightDumpStream(ConvertedStream):
         args = self._args(entry, launch)
         name = _text_of(entry.get("profiling_name")) or "collective"
         end_ns = _time(entry.get("time_discovered_completed_ns"))
-        status = _dict(self._states.get(str(launch.group)))
+        status = _dict(_dict(self._header.get("pg_status")).get(str(launch.group)))
         last = _integer(status.get("last_completed_collective"))
         if end_ns is None and launch in completed:
             end_ns, args["completed"] = completed[launch], "with the others of its launch (coalesced)"
@@ -271,7 +267,7 @@ class FlightDumpStream(ConvertedStream):
     def _args(self, entry: dict[str, Any], launch: _Launch) -> dict[str, Any]:
         """Return the arguments of a collective under the names that torch.profiler uses."""
         group, description = _group(entry)
-        ranks = _dict(self._configs.get(group)).get("ranks")
+        ranks = _dict(_dict(self._header.get("pg_config")).get(group)).get("ranks")
         name = _text_of(entry.get("profiling_name"))
         found: dict[str, Any] = {
             "Collective name": name.rpartition(":")[2],
@@ -331,11 +327,6 @@ def _decoded(entry: bytes) -> Any:
         return json.loads(entry.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
-
-
-def _after(text: bytes, at: int) -> int:
-    match = _BETWEEN.match(text, at)
-    return match.end() if match else at
 
 
 # An entry may contain any value of any size.

@@ -33,7 +33,6 @@ class RecordingLoss:
     """A loss of a rank during its recording.
 
     Attributes:
-        rank: The rank.
         path: The file that states the loss.
         kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
             did not end: its process was killed or is still running).
@@ -94,10 +93,8 @@ class RecordedFile:
     """A file of a recording.
 
     Attributes:
-        path: Path for display.
         start_ns: Time of its first event; 0 without events.
         cut: True if the closing bracket is missing.
-        accounts: The loss statements of the file.
     """
 
     path: str
@@ -112,8 +109,26 @@ def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[Recordin
     The summary of a recording covers all of its files. Without a summary, the counts in the files are a lower bound. Do
     not pass dumps of a flight recorder: they are not recordings.
     """
-    told = [file for file in files if file.accounts.summary is not None]
-    return [loss for file in told for loss in _of_summary(rank, file)] if told else _of_files(rank, files)
+    summaries = [(file.path, file.accounts.summary) for file in files if file.accounts.summary is not None]
+    if summaries:
+        return [
+            RecordingLoss(rank, path, kind, reason, count)
+            for path, summary in summaries
+            for key, kind in (("dropped", DROPPED), ("failures", FAILED))
+            if isinstance(counts := summary.get(key), dict)
+            for reason, count in counts.items()
+            if _count(count)
+        ]
+    found = []
+    for file in files:
+        lost = max(file.accounts.lost_events, file.accounts.gap_events)
+        if lost:
+            found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
+    last = max(files, key=lambda file: (file.start_ns, file.path))
+    # A complete file has its closing bracket. Only the last file of a recording has a summary.
+    if last.cut:
+        found.append(RecordingLoss(rank, last.path, CUT, _NO_SUMMARY, None))
+    return found
 
 
 def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[RecordingLoss]:
@@ -128,29 +143,6 @@ def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[Record
         file, kind, reason = (str(entry.get(key)) for key in ("file", "kind", "reason"))
         if isinstance(rank, int) and rank in ranks and kind in (DROPPED, FAILED, CUT):
             found.append(RecordingLoss(rank, file, kind, reason, _count(count) or None))
-    return found
-
-
-def _of_summary(rank: int, file: RecordedFile) -> list[RecordingLoss]:
-    found = []
-    for key, kind in (("dropped", DROPPED), ("failures", FAILED)):
-        counts = (file.accounts.summary or {}).get(key)
-        for reason, count in counts.items() if isinstance(counts, dict) else ():
-            if _count(count):
-                found.append(RecordingLoss(rank, file.path, kind, reason, count))
-    return found
-
-
-def _of_files(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
-    found = []
-    for file in files:
-        lost = max(file.accounts.lost_events, file.accounts.gap_events)
-        if lost:
-            found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
-    last = max(files, key=lambda file: (file.start_ns, file.path))
-    # A complete file has its closing bracket. Only the last file of a recording has a summary.
-    if last.cut:
-        found.append(RecordingLoss(rank, last.path, CUT, _NO_SUMMARY, None))
     return found
 
 

@@ -56,7 +56,6 @@ class RankOfPid(Mapping[Any, int]):
     Iterating yields one pid of each rank.
 
     Args:
-        stride: Distance between the pids of two successive ranks.
         ranks: The ranks, as (first, last) of each range.
     """
 
@@ -123,20 +122,16 @@ def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     for key, value in header.items():
         if key in _MERGED_KEYS:
             continue
-        short, long = _short_part(value) if key == _INFO else (value, [])
-        if len(kept) < MAX_KEYS and not _is_long(short):
-            kept[key] = short
+        long: list[str] = []
+        if key == _INFO and isinstance(value, dict) and _is_long(value):
+            long = [name for name, item in value.items() if _is_long(item)]
+            value = {name: item for name, item in value.items() if name not in long}  # noqa: PLW2901
+        if len(kept) < MAX_KEYS and not _is_long(value):
+            kept[key] = value
             left += [f"{key}.{name}" for name in long]
         else:
             left.append(key)
     return kept, left
-
-
-def _short_part(value: Any) -> tuple[Any, list[str]]:
-    if not isinstance(value, dict) or not _is_long(value):
-        return value, []
-    long = [name for name, item in value.items() if _is_long(item)]
-    return {name: item for name, item in value.items() if name not in long}, long
 
 
 def _is_long(value: Any) -> bool:

@@ -17,7 +17,6 @@ class RankClock:
     """The clock of a rank.
 
     Attributes:
-        rank: The rank.
         source: The method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock
             of the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or
             "unknown".
@@ -25,7 +24,6 @@ class RankClock:
         offset_ns: Offset added to its times, at its first event.
         drift_ppm: Growth of the offset in µs per second.
         error_ns: Maximum error anywhere in its traces, or None if unknown.
-        words: Description of the clock as text.
     """
 
     rank: int

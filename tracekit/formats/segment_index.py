@@ -30,11 +30,8 @@ class Segment:
         url: The destination. If the name ends with ``.gz``, the segment is compressed first.
         state: "open" while it is written (it stays "open" if the process is killed), "waiting", "delivered" or
             "dropped".
-        events: Number of events.
         start_ns: Start in ns since the epoch; 0 if unknown.
         end_ns: End in ns since the epoch; 0 if unknown.
-        size_bytes: Size of the delivered object.
-        sha256: Hash of the delivered object.
     """
 
     number: int
@@ -97,12 +94,7 @@ def index_document(
 
 
 def listed_segments(document: Any, index_url: str) -> list[tuple[str, str]] | None:
-    """Return path and state of every segment in an index, or None if the document is not an index.
-
-    Args:
-        document: The index.
-        index_url: Its location.
-    """
+    """Return path and state of every segment in an index, or None if the document is not an index."""
     if not isinstance(document, dict) or INDEX_KEY not in document:
         return None
     folder, slash, _ = index_url.rpartition("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import TYPE_CHECKING, Final
@@ -70,8 +71,6 @@ def content_digest(path: str) -> bytes:
     Raises:
         StorageError: The file is missing or cannot be read.
     """
-    import hashlib
-
     digest = hashlib.sha256()
     with open_trace(path) as stream:
         while piece := stream.read():

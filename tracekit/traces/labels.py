@@ -86,11 +86,14 @@ def labels_of_groups(info: Any, rank: int) -> Labels:
             continue
         description = str(group.get("pg_desc", "")).partition(",")[0].strip().lower()
         half = _SPLIT_DATA.get(description.removeprefix("mesh_"))
-        dimension = _dimension(description)
+        match = _GROUP.fullmatch(description)
         if half is not None:
             data[half] = ranks.index(rank), len(ranks)
-        elif dimension is not None:
-            labels.setdefault(dimension, ranks.index(rank))
+        elif match is not None:
+            words = re.sub(r"[ _]", "", match[1])
+            dimension = _LONG_NAMES.get(words) if match[2] else match[1] if match[1] in DIMENSIONS else None
+            if dimension is not None:
+                labels.setdefault(dimension, ranks.index(rank))
     if "dp" not in labels and any(data):
         (outer, _), (inner, size) = (half or (0, 1) for half in data)
         labels["dp"] = outer * size + inner
@@ -140,13 +143,6 @@ def ranks_of_labels(labels: Sequence[Labels]) -> list[int] | None:
         if len(found) == len(distinct) == prod(sizes) and min(map(min, found)) == 0:
             return [found.index(place) for place in places]
     return None
-
-
-def _dimension(description: str) -> str | None:
-    match = _GROUP.fullmatch(description)
-    if match is None or match[2]:
-        return None if match is None else _LONG_NAMES.get(re.sub(r"[ _]", "", match[1]))
-    return match[1] if match[1] in DIMENSIONS else None
 
 
 def _ranks(value: Any) -> list[int]:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.bad_traces import METADATA, array, begin, counter, end, event, object_, rank_trace, slice_
 from tracekit import ConfigError, RecoveryReport, StorageError, TraceFormatError, recover_trace, validate_trace
-from tracekit.formats.schema import TRACE_EVENT, compile_schema
-from tracekit.formats.trace_files import is_other_json
+from tracekit.check.schemas import TRACE_EVENT, compile_schema
+from tracekit.traces.inputs import is_other_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.arguments import check_path
+from tracekit.check.schemas import PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.report import Findings, ValidationReport
 from tracekit.check.validation.trace import validate_trace
 from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.archive_file import MANIFEST_KEY
 from tracekit.formats.file_kinds import packing_of
-from tracekit.formats.schema import PERFETTO_MANIFEST, compile_schema
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
 

@@ -44,9 +44,6 @@ class SalvageReader(TraceReader):
     A `TraceReader` stops at the end of the first document. This one reads on: behind torn gzip members, behind closing brackets,
     below a second header. After damage it accepts only objects with the fields of an event.
 
-    Args:
-        path: A file or URL, plain or gzip.
-
     Attributes:
         keys: The readable keys next to ``traceEvents`` of the object form, with the text of their values; those before
             the events are there with the first run.
@@ -205,46 +202,34 @@ class SalvageStream(ByteStream):
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked
         super().__init__(path)
         self._read_bytes = len(self._packed)  # the first piece was read twice
-        self._inflater = _inflater() if self._is_gzip else None
 
-    def _inflate(self, limit: int) -> bytes:
-        while self._inflater is not None:
-            if not self._packed and not self._more():
-                return self._end()
-            if self._inflater.eof:
-                # Gzip files may have several members, and end with zeros as padding.
-                self._packed = self._packed.lstrip(b"\0")
-                if self._packed:
-                    if len(self._packed) < len(GZIP_MAGIC):
-                        self._more()
-                    if not self._packed.startswith(GZIP_MAGIC):
-                        self._damaged_at = self._read_bytes - len(self._packed)
-                        self._find_member("what follows is no gzip data")
-                        return TEAR
-                    self._inflater = _inflater()
-                    self._unpacked = b""
-                continue
-            spare = self._inflater.copy()
-            try:
-                piece: bytes = self._inflater.decompress(self._packed, limit)
-            except zlib.error as error:
-                piece = self._crumbs(spare)
-                self._find_member(str(error).partition("decompressing data: ")[2] or str(error))
-                return piece + TEAR
-            rest = self._inflater.unconsumed_tail or self._inflater.unused_data
-            self._unpacked = (self._unpacked + self._packed[: len(self._packed) - len(rest)])[-_LOOK_BACK_BYTES:]
-            self._packed = rest
-            if piece:
-                return piece
-        return b""
+    @staticmethod
+    def _new_inflater() -> Any:
+        return zlib.decompressobj(_GZIP_WBITS)  # isal's cannot be copied
 
-    def _end(self) -> bytes:
-        inflater, self._inflater = self._inflater, None
-        if inflater.eof:
-            return b""
-        self._note_damage("the gzip data is cut off")
-        rest: bytes = inflater.flush()
-        return rest
+    def _next_member(self) -> bytes:
+        self._unpacked = b""
+        self._packed = self._packed.lstrip(b"\0")
+        if 0 < len(self._packed) < len(GZIP_MAGIC):
+            self._more()
+        if not self._packed or self._packed.startswith(GZIP_MAGIC):
+            return super()._next_member()
+        self._damaged_at = self._read_bytes - len(self._packed)
+        self._find_member("what follows is no gzip data")
+        return TEAR
+
+    def _decompress(self, limit: int) -> bytes:
+        spare = self._inflater.copy()
+        try:
+            piece: bytes = self._inflater.decompress(self._packed, limit)
+        except zlib.error as error:
+            piece = self._crumbs(spare)
+            self._find_member(str(error).partition("decompressing data: ")[2] or str(error))
+            return piece + TEAR
+        rest = self._inflater.unconsumed_tail or self._inflater.unused_data
+        self._unpacked = (self._unpacked + self._packed[: len(self._packed) - len(rest)])[-_LOOK_BACK_BYTES:]
+        self._packed = rest
+        return piece
 
     def _crumbs(self, inflater: Any) -> bytes:
         """Unpack byte by byte what comes before the damage; it lies within one piece."""
@@ -276,7 +261,7 @@ class SalvageStream(ByteStream):
                     break
             if _holds_text(self._packed[found.start() : found.start() + _TRIAL_BYTES]):
                 self._packed = self._packed[found.start() :]
-                self._inflater = _inflater()
+                self._inflater = self._new_inflater()
                 break
             at = found.start() + 1
         goes_on = (
@@ -300,15 +285,10 @@ class SalvageStream(ByteStream):
         return piece
 
 
-def _inflater() -> Any:
-    # isal's cannot be copied.
-    return zlib.decompressobj(_GZIP_WBITS)
-
-
 def _holds_text(packed: bytes) -> bool:
     # The magic of gzip also appears in packed data by chance; what follows it there unpacks to noise, if at all.
     try:
-        text = _inflater().decompress(packed, _TRIAL_BYTES)
+        text = SalvageStream._new_inflater().decompress(packed, _TRIAL_BYTES)  # noqa: SLF001 - of this module
     except zlib.error:
         return False
     return bool(text) and not _NO_TEXT.search(text)

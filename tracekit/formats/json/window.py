@@ -33,7 +33,6 @@ class Finding:
     Attributes:
         kind: A word for it, for example "unescaped_quote".
         offset_bytes: The first place, in the unpacked file.
-        count: The number of places.
         detail: A sentence, or the first characters of the damage.
         event: The number of the first damaged event, from 1; None for damage outside of the events.
     """
@@ -51,9 +50,7 @@ class LostBytes:
 
     Attributes:
         offset_bytes: Its beginning in the unpacked file.
-        length_bytes: Its length.
         events: The number of events that seem to begin in it, a lower bound.
-        begins: The first characters.
     """
 
     offset_bytes: int
@@ -63,11 +60,7 @@ class LostBytes:
 
 
 class Window(Closing):
-    """A part of an unpacked file, read from front to back. `TraceReader` documents the attributes.
-
-    Args:
-        stream: The bytes of the file.
-    """
+    """A part of an unpacked file, read from front to back. `TraceReader` documents the attributes."""
 
     def __init__(self, stream: TraceStream) -> None:
         self._stream = stream
@@ -228,6 +221,10 @@ class Window(Closing):
         if commas != expected and self._lost_from is None:
             kind = "missing_comma" if commas < expected else "trailing_comma"
             self._note(kind, self._offset + self.at, where)
+
+    def _note_all(self, kinds: list[str], detail: str) -> None:
+        for kind in kinds:
+            self._note(kind, self._offset + self.at, detail)
 
     def _note(self, kind: str, offset: int, detail: str, *, lost: bool = False, event: int | None = None) -> None:
         finding = self._findings.get((lost, kind))

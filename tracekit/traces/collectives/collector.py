@@ -77,12 +77,9 @@ class Collective(NamedTuple):
     """One member's part of a collective. Times are ns in the file's own time.
 
     Attributes:
-        label: The properties that its members share.
         sequence: Number of the collective in its group, or None.
         step: N of the ``ProfilerStep#N`` that launched it, or None.
         start_ns, end_ns: When this member came and when it left.
-        pid, tid: Its track in the file.
-        category: The category of its event, as JSON.
         file_ns: When this member came, in the file's own time also where the others are moved.
     """
 

@@ -104,40 +104,28 @@ def _begin_of_gpu(file: BinaryIO, low: int, high: int) -> int:
 
 def _find(pieces: Iterator[bytes], words: Sequence[bytes]) -> Iterator[Event]:
     """Yield the events of a text that comes in pieces."""
-    text, start = b"", 0
-    for piece in _joined(pieces):
-        last = piece is None
-        if piece is not None:
-            text += piece
+    text, start, last = b"", 0, False
+    while not last:
+        batch, missing = [text], _TEXT_BYTES
+        while missing > 0 and not last:
+            piece = next(pieces, None)
+            last = piece is None
+            batch.append(piece or b"")
+            missing -= len(batch[-1])
+        text = b"".join(batch)
         end = len(text) if last else max(start, len(text) - _REACH_BYTES)
-        for at in _places(text, words, start, end):
+        places = []
+        for word in words:
+            at = text.find(word, start, end + len(word))
+            while 0 <= at < end:
+                places.append(at)
+                at = text.find(word, at + 1, end + len(word))
+        for at in sorted(places):
             event = _event_around(text, at)
             if event is not None and event.name is not UNSET and bytes(event.name).startswith(tuple(words)):
                 yield event
         kept = max(0, end - _REACH_BYTES)
         text, start = text[kept:], end - kept
-
-
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes | None]:
-    """Yield pieces of about `_TEXT_BYTES`, and None at the end."""
-    batch: list[bytes] = []
-    for piece in pieces:
-        batch.append(piece)
-        if sum(map(len, batch)) >= _TEXT_BYTES:
-            yield b"".join(batch)
-            batch = []
-    yield b"".join(batch)
-    yield None
-
-
-def _places(text: bytes, words: Sequence[bytes], start: int, end: int) -> list[int]:
-    places = []
-    for word in words:
-        at = text.find(word, start, end + len(word))
-        while 0 <= at < end:
-            places.append(at)
-            at = text.find(word, at + 1, end + len(word))
-    return sorted(places)
 
 
 def _event_around(text: bytes, at: int) -> Event | None:
