@@ -73,13 +73,6 @@ def is_flight_dump(head: bytes) -> bool:
     return _FIRST_KEY.match(head) is not None and _OF_A_DUMP.search(head) is not None and _TRACE not in head
 
 
-def _rank_at_end(path: str) -> int | None:
-    """Return the rank that torch appends to the user's file prefix, unless the name states the rank in another way."""
-    name = basename(path)
-    found = _LAST_NUMBER.search(name) if rank_in_name(name) is None else None
-    return None if found is None else int(found[1])
-
-
 class _Launch(NamedTuple):
     """The key of a group of coalesced entries, which are launched and complete together."""
 
@@ -114,10 +107,14 @@ class FlightDumpStream(ConvertedStream):
             return
         header, entries = read
         self._header = header
-        completed = self._completed(entries())
+        # One of the entries of a launch has the time of its completion.
+        times = ((entry, _time(_dict(entry).get("time_discovered_completed_ns"))) for entry in entries())
+        completed = {_launch(entry): time_ns for entry, time_ns in times if time_ns is not None}
         left = _MAX_TEXT_BYTES
-        rank = _rank_at_end(self.path)
-        yield '{"traceEvents":[\n' if rank is None else f'{{"rank":{rank},"traceEvents":[\n'
+        name = basename(self.path)
+        # torch appends the rank to the user's prefix, unless the name states it in another way.
+        rank = _LAST_NUMBER.search(name) if rank_in_name(name) is None else None
+        yield '{"traceEvents":[\n' if rank is None else f'{{"rank":{int(rank[1])},"traceEvents":[\n'
         separator = ""
         batch: list[str] = []
         for entry in entries():
@@ -202,16 +199,6 @@ class FlightDumpStream(ConvertedStream):
             return None
 
     # Entries.
-
-    @staticmethod
-    def _completed(entries: Iterable[Any]) -> dict[_Launch, int]:
-        """Return the completion time of each launch, if one of its entries has it."""
-        found = {}
-        for entry in entries:
-            completed_ns = _time(_dict(entry).get("time_discovered_completed_ns"))
-            if completed_ns is not None:
-                found[_launch(entry)] = completed_ns
-        return found
 
     def _events(self, value: Any, completed: dict[_Launch, int]) -> Iterator[str]:
         """Yield the event of an entry, after the metadata of its track if that is new."""
@@ -318,8 +305,7 @@ def _event(phase: str, track: str, time_ns: int, name: str, args: dict[str, Any]
 
 
 def _metadata(what: str, track: str, args: dict[str, Any]) -> str:
-    event = {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}
-    return json.dumps(event, ensure_ascii=False)
+    return json.dumps({"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}, ensure_ascii=False)
 
 
 def _decoded(entry: bytes) -> Any:

@@ -10,6 +10,7 @@ from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import Raw, encode_json
 
 CLOCK_CATEGORY: Final = "clock"
+_SHOWN: Final = {"source": "method", "words": "description"}  # in the arguments of the event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,8 @@ def stated_ranks(header: dict[str, Any]) -> list[RankClock]:
 
 def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> dict[str, Any]:
     """Return an instant that shows the clock in a row of its process, at a time of the merged trace. JSON-ready."""
-    args = {
-        "rank": clock.rank,
-        "method": clock.source,
-        "aligned": clock.aligned,
-        "offset_ns": clock.offset_ns,
-        "drift_ppm": clock.drift_ppm,
-        "error_ns": "unknown" if clock.error_ns is None else clock.error_ns,
-        "description": clock.words,
-    }
+    args = {_SHOWN.get(name, name): value for name, value in clock.to_json().items()}
+    args["error_ns"] = "unknown" if clock.error_ns is None else clock.error_ns
     # Use few different names for thousands of ranks.
     name = f"clock: {clock.source}" if clock.aligned else "clock: NOT ALIGNED"
     place = {"pid": pid, "tid": tid, "ts": Raw(format_us(time_ns))}

@@ -10,7 +10,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.trace_event import decode_json
+from tracekit.formats.trace_event import Raw, decode_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -148,8 +148,5 @@ def ranks_of_labels(labels: Sequence[Labels]) -> list[int] | None:
 def _ranks(value: Any) -> list[int]:
     """Return the ranks of a group: a list, or its text as Kineto's on-demand traces have it."""
     if isinstance(value, str):
-        try:
-            value = decode_json(value.encode())
-        except ValueError:
-            return []
+        value = decode_or_none(Raw(value.encode()))
     return [rank for rank in value if type(rank) is int] if isinstance(value, list) else []

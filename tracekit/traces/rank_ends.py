@@ -160,8 +160,10 @@ class _Files:
         if file.companions is None:
             file.companions = _read(path)[0]
         for companion in dict.fromkeys(file.companions):
-            if companion in self._there or _exists(companion):
-                self._there.add(companion)
+            with suppress(StorageError, OSError, ValueError):
+                if companion not in self._there and exists(companion):
+                    self._there.add(companion)
+            if companion in self._there:
                 found.traces.append(companion)
             else:
                 found.without_companion.append((rank, without_secrets(companion)))
@@ -252,10 +254,3 @@ def _companion(path: str, args: dict[str, Any]) -> list[str]:
         return [os.path.normpath(Path(path).resolve().parent / name)]
     scheme, _, inner = path.partition("://")
     return [f"{scheme}://{posixpath.normpath(posixpath.join(posixpath.dirname(inner), name))}"]
-
-
-def _exists(path: str) -> bool:
-    try:
-        return exists(path)
-    except (StorageError, OSError, ValueError):
-        return False

@@ -141,8 +141,10 @@ class SalvageReader(TraceReader):
             self._read_keys()
 
     def _accepts(self, event: Event, text: bytes) -> bool:
-        # After a tear, other objects are parts of events.
-        if (self._lost_from is not None or self.closed) and not _is_event(event):
+        # After a tear, other objects are parts of the arguments of a torn event.
+        if (self._lost_from is not None or self.closed) and (
+            event.ph not in PHASES or event.pid is UNSET or (event.ph != "M" and event.ts is UNSET)
+        ):
             return False
         if text.count(b'"ph"') > 1 and _is_fused(text):
             return False
@@ -163,12 +165,6 @@ class SalvageReader(TraceReader):
 
     def _is_hopeless(self) -> bool:
         return False
-
-
-def _is_event(event: Event) -> bool:
-    """Return False for an object in the arguments of a torn event."""
-    phase = event.ph
-    return phase is not UNSET and phase in PHASES and event.pid is not UNSET and (phase == "M" or event.ts is not UNSET)
 
 
 def _is_fused(text: bytes) -> bool:

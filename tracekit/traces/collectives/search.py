@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ _MIN_SAMPLE_BYTES: Final = 1024 * 1024
 _MAX_SAMPLE_BYTES: Final = 16 * 1024 * 1024
 _SAMPLE_SHARE: Final = 1 / 20
 _PROBE_BYTES: Final = 32 * 1024
-_GPU_CATEGORIES: Final = (b'"kernel"', b'"gpu_')
+_has_gpu: Final = re.compile(b'"kernel"|"gpu_').search
 
 
 def find_events(
@@ -85,10 +86,6 @@ def _sampled(path: str, size: int, sample_bytes: int, words: Sequence[bytes]) ->
 def _part(file: BinaryIO, start: int, end: int) -> bytes:
     file.seek(start)
     return file.read(end - start)
-
-
-def _has_gpu(text: bytes) -> bool:
-    return any(category in text for category in _GPU_CATEGORIES)
 
 
 def _begin_of_gpu(file: BinaryIO, low: int, high: int) -> int:
