@@ -15,7 +15,7 @@ from tracekit.check.aliases import WHOLE_VALUE, Aliases
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.json.window import scan_value
 from tracekit.formats.stack_frames import PARENT, STACK_FRAMES, frame_key, numbered_frames, rename_frames, renumber
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict, encode_events, encode_json
 from tracekit.storage import atomic_write, basename, refuse_existing, same_file, without_secrets

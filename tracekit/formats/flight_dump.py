@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.json.repair import repair_object
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.json.window import scan_value
 from tracekit.formats.kineto import rank_in_name
 from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pickle
 from tracekit.storage import basename

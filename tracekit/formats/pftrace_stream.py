@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT, flow_offset
-from tracekit.formats.protobuf_wire import WireError, fields, packet_at, signed
+from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT, WireError, fields, flow_offset, packet_at, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

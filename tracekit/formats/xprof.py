@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import StorageError
 from tracekit.formats.decimal_time import whole_number
-from tracekit.formats.protobuf_wire import WireError, fields, varint
+from tracekit.formats.pftrace import WireError, fields, varint
 from tracekit.storage import basename, exists, open_read
 
 if TYPE_CHECKING:

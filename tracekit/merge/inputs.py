@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
+from tracekit.formats.rank_trace import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_event import decode_json
 from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name

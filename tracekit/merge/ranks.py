@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
+from tracekit.formats.rank_trace import INDEX_KEY, INDEX_SUFFIX
 from tracekit.formats.trace_event import decode_json
 from tracekit.merge.scan.merged_tables import check_merged, read_tables
 from tracekit.merge.scan.probe import probe

@@ -8,11 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit import core
-from tracekit.formats.event_fields import FREE_NUMBERS, FreeNumbers, raw_field, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader, decode
 from tracekit.formats.merged_head import merged_ranks
 from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT, METADATA_EVENT
-from tracekit.formats.trace_event import decode_event, decode_json, decode_or_none, encode_event
+from tracekit.formats.trace_event import (
+    FREE_NUMBERS,
+    FreeNumbers,
+    decode_event,
+    decode_json,
+    decode_or_none,
+    encode_event,
+    raw_field,
+    raw_number,
+    time_field,
+)
 from tracekit.storage import without_secrets
 from tracekit.table.account import AccountCollector
 from tracekit.table.growth import NewBytes

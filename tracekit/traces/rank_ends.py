@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, StorageError, TracekitError
-from tracekit.formats.event_fields import raw_field
 from tracekit.formats.json.reader import decode
 from tracekit.formats.rank_trace import COMPANION_EVENT, SUMMARY_EVENT
-from tracekit.formats.trace_event import decode_dict
+from tracekit.formats.trace_event import decode_dict, raw_field
 from tracekit.storage import exists, expand, is_remote, open_read, without_secrets
 from tracekit.traces.collectives.search import find_events
 from tracekit.traces.rank_head import HEAD_BYTES, Head, read_head

@@ -8,8 +8,14 @@ from typing import Any, Final
 
 from tracekit.formats.decimal_time import parse_us, whole_number
 from tracekit.formats.gzip_codec import InflateError, inflater
-from tracekit.formats.rank_trace import BASE_TIME_KEY, DUMP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, METADATA_EVENT
-from tracekit.formats.segment_index import INDEX_KEY
+from tracekit.formats.rank_trace import (
+    BASE_TIME_KEY,
+    DUMP_EVENT,
+    INDEX_KEY,
+    LOSS_EVENT,
+    LOST_EVENTS_KEY,
+    METADATA_EVENT,
+)
 from tracekit.formats.trace_event import decode_json
 
 HEAD_BYTES: Final = 8192

@@ -13,13 +13,12 @@ from tracekit.arguments import check_path
 from tracekit.check.recovery.report import CutSlices, RecoveryReport, place_of
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.event_fields import raw_field
 from tracekit.formats.gzip_codec import GzipWriter
 from tracekit.formats.json.repair import repair_text
 from tracekit.formats.json.salvage import SalvageReader
 from tracekit.formats.json.window import LostBytes
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
-from tracekit.formats.trace_event import Event, decode_dict, encode_json
+from tracekit.formats.trace_event import Event, decode_dict, encode_json, raw_field
 from tracekit.formats.trace_stream import FOREIGN_FORMS, form_of
 from tracekit.storage import ExistsError, atomic_write, is_remote, same_file, without_secrets
 from tracekit.traces.inputs import recovered_copies

@@ -6,9 +6,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.event_fields import duration_of, name_and_category, raw_number, time_field
 from tracekit.formats.rank_trace import BASE_TIME_KEY, CLOCK_ANCHOR_EVENT, METADATA_EVENT, TIMESTAMP_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_or_none, decode_text, encode_json
+from tracekit.formats.trace_event import (
+    UNSET,
+    Event,
+    decode_dict,
+    decode_or_none,
+    decode_text,
+    duration_of,
+    encode_json,
+    name_and_category,
+    raw_number,
+    time_field,
+)
 from tracekit.traces.pairs import OpenSlices
 from tracekit.wording import counted
 

@@ -19,7 +19,7 @@ from tracekit.check.validation.report import Findings, ValidationReport
 from tracekit.check.validation.trace import validate_trace
 from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.archive_file import MANIFEST_KEY
-from tracekit.formats.file_kinds import packing_of
+from tracekit.formats.byte_stream import packing_of
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
 

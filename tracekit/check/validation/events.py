@@ -8,10 +8,20 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import is_exact, parse_us
-from tracekit.formats.event_fields import MAX_DEPTH, MAX_NESTING, args_depth, name_and_category
 from tracekit.formats.json.repair import has_final_backslash
 from tracekit.formats.rank_trace import METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, decode_dict, decode_json, decode_or_none, decode_text, encode_json
+from tracekit.formats.trace_event import (
+    MAX_DEPTH,
+    MAX_NESTING,
+    UNSET,
+    args_depth,
+    decode_dict,
+    decode_json,
+    decode_or_none,
+    decode_text,
+    encode_json,
+    name_and_category,
+)
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from tracekit.check.validation.events import EventChecks
 from tracekit.check.validation.report import Findings
 from tracekit.errors import ConfigError, MissingExtraError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.event_fields import raw_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.merged_head import MERGED_KEY, merged_ranks
 from tracekit.formats.rank_trace import METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Raw, decode_json, encode_json
+from tracekit.formats.trace_event import UNSET, Raw, decode_json, encode_json, raw_field
 from tracekit.formats.trace_stream import FOREIGN_FORMS, form_of
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import TraceFormatError
-from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
+from tracekit.formats.byte_stream import HEAD_BYTES, seems_to_be
 from tracekit.formats.json.repair import repair_object, repair_text
-from tracekit.formats.json.spans import find_events, scan_value
-from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window
+from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events, scan_value
 from tracekit.formats.merged_head import MAX_HEAD_BYTES, MERGED_KEY
 from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
 from tracekit.formats.trace_stream import open_trace

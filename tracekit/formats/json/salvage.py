@@ -10,12 +10,10 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.event_fields import PHASES, raw_field
-from tracekit.formats.file_kinds import GZIP_MAGIC
+from tracekit.formats.byte_stream import GZIP_MAGIC, ByteStream
 from tracekit.formats.json.reader import HEADER_KEYS, MAX_EVENT_BYTES, RawEvent, TraceReader, decode
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_run
+from tracekit.formats.trace_event import PHASES, UNSET, Event, decode_run, raw_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,8 +15,7 @@ from collections import defaultdict
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.event_fields import raw_field, raw_number, time_field
-from tracekit.formats.trace_event import Event, decode_dict
+from tracekit.formats.trace_event import Event, decode_dict, raw_field, raw_number, time_field
 from tracekit.traces.collectives.search import find_events, find_sampled_events
 
 if TYPE_CHECKING:

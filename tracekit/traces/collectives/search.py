@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
 from tracekit.formats.json.reader import decode
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.json.window import scan_value
 from tracekit.formats.trace_event import UNSET, Event
 from tracekit.formats.trace_stream import open_trace
 from tracekit.storage import open_read, size_bytes, without_secrets

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, TraceFormatError
-from tracekit.formats.file_kinds import HEAD_BYTES, packing_of
+from tracekit.formats.byte_stream import HEAD_BYTES, packing_of
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import encode_events
 from tracekit.merge import MergeReport, merge_traces
