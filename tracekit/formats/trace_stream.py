@@ -48,9 +48,6 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
     Args:
         path: The file or URL.
         limit_bytes: Maximum number of bytes to read from the file; None for all.
-
-    Raises:
-        StorageError: The file is missing or cannot be read.
     """
     source = ByteStream(path, limit_bytes)
     form = form_of(source.peek())
@@ -66,11 +63,7 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
 
 
 def content_digest(path: str) -> bytes:
-    """Return a digest of the result of `open_trace`. It is the same for a plain file and its packed copy.
-
-    Raises:
-        StorageError: The file is missing or cannot be read.
-    """
+    """Return a digest of the result of `open_trace`. It is the same for a plain file and its packed copy."""
     digest = hashlib.sha256()
     with open_trace(path) as stream:
         while piece := stream.read():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import explained, filesystem_of, is_remote, without_secrets
@@ -47,25 +47,6 @@ class Part(NamedTuple):
     end: int
 
 
-class TraceStore(Protocol):
-    """A folder, or the objects below a URL."""
-
-    root: str
-    remote: bool
-    at_once: int
-    """The number of parts to ask for together."""
-
-    def entries(self) -> list[Entry]:
-        """Return the files that may be traces.
-
-        Raises:
-            StorageError: The folder is missing or cannot be read.
-        """
-
-    def read(self, parts: Sequence[Part]) -> list[bytes | StorageError]:
-        """Return parts of files, shorter at the end of a file; an error for each that cannot be read."""
-
-
 def open_place(root: str, *, confined: bool = False) -> TraceStore:
     """Open a folder or URL.
 
@@ -84,6 +65,8 @@ def open_place(root: str, *, confined: bool = False) -> TraceStore:
 
 
 class _LocalStore:
+    """A folder. Each method does the same as that of `_RemoteStore`."""
+
     remote = False
     at_once = 1
 
@@ -143,14 +126,22 @@ def _may_be_trace(name: str) -> bool:
 
 
 class _RemoteStore:
+    """The objects below a URL."""
+
     remote = True
     at_once = 32
+    """The number of parts to ask for together."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._filesystem, self._inner = filesystem_of(root)
 
     def entries(self) -> list[Entry]:
+        """Return the files that may be traces.
+
+        Raises:
+            StorageError: The folder is missing or cannot be read.
+        """
         filesystem = self._filesystem
         try:
             filesystem.invalidate_cache()
@@ -173,6 +164,7 @@ class _RemoteStore:
         return found
 
     def read(self, parts: Sequence[Part]) -> list[bytes | StorageError]:
+        """Return parts of files, shorter at the end of a file; an error for each that cannot be read."""
         filesystem = self._filesystem
         asked = [part for part in parts if part.end > part.start]  # stores refuse a range of nothing
         names = [str(filesystem._strip_protocol(part.path)) for part in asked]  # noqa: SLF001 - fsspec's way
@@ -197,3 +189,7 @@ def _written_ns(detail: dict[str, Any]) -> int:
         if isinstance(value, int | float):
             return round(value * 1e9)
     return 0
+
+
+TraceStore = _LocalStore | _RemoteStore
+"""A folder, or the objects below a URL."""

@@ -142,11 +142,7 @@ class TraceReader(Window):
             raise
 
     def runs(self) -> Iterator[list[Event]]:
-        """Yield the events of the file, run by run, in the order of the file.
-
-        Raises:
-            StorageError: The file can no longer be read.
-        """
+        """Yield the events of the file, run by run, in the order of the file."""
         return self._runs(lambda body, _: decode_run(body))
 
     def runs_or_taken(self, take: Callable[[bytes], int]) -> Iterator[list[Event] | bytes]:
@@ -154,9 +150,6 @@ class TraceReader(Window):
 
         Args:
             take: Gets the text of a run. Returns 0 to have it decoded, and otherwise the number of its events.
-
-        Raises:
-            StorageError: The file can no longer be read.
         """
         return self._runs(lambda body, _: body if take(body) else decode_run(body))
 

@@ -46,9 +46,6 @@ class SalvageReader(TraceReader):
         keys: The readable keys next to ``traceEvents`` of the object form, with the text of their values; those before
             the events are there with the first run.
         damages: Sentences about data that could not be unpacked.
-
-    Raises:
-        StorageError: The file is not there or cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -64,11 +61,7 @@ class SalvageReader(TraceReader):
         return {found.kind: found.count for found in self.repairs if found.kind not in ("cut_file", "second_events")}
 
     def raw_runs(self) -> Iterator[list[RawEvent]]:
-        """Yield the events in the order of the file, in runs of bounded size.
-
-        Raises:
-            StorageError: The file can no longer be read.
-        """
+        """Yield the events in the order of the file, in runs of bounded size."""
         self._read_head()
         yield from self._runs(self._decode_raw, raw=True)
 

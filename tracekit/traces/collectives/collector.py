@@ -171,9 +171,6 @@ def read_collectives(
         most: See `CollectiveCollector`.
         sampled: Read a few parts of the trace only; see `find_sampled_events`.
         follow: See `find_events`; not called for a sample.
-
-    Raises:
-        StorageError: It cannot be read.
     """
     events = (
         find_sampled_events(path, NAMES_OF_COLLECTIVES) if sampled else find_events(path, NAMES_OF_COLLECTIVES, follow)

@@ -42,9 +42,6 @@ def find_events(
         words: Beginnings of names as JSON, with the opening quote.
         follow: Passes on the unpacked pieces of the trace, for who looks for something else in them.
         limit_bytes: Read at most this much of a plain file.
-
-    Raises:
-        StorageError: The trace cannot be read.
     """
     with closing(open_trace(path, limit_bytes)) as stream:
         yield from _find(follow(iter(stream.read, b"")), words)
