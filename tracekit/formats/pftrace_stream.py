@@ -407,24 +407,18 @@ class _Places:
 
         A process of a merged trace counts even without events, and its descriptions may follow the events.
         """
-        uuid, track = 0, _Track()
-        for number, value in fields(message):
-            if number == 1 and isinstance(value, int):
-                uuid = value
-            elif number == 5 and isinstance(value, int):
-                track.parent = value
-            elif number in (2, 10, 13):
-                track.name = _text_of(value)
-            elif number == 8:
-                track.counter = True
-            elif number == 3 and isinstance(value, bytes):
-                process = dict(fields(value))
-                track.pid, track.process = int(process.get(1, 0)), _text_of(process.get(6, b""))
-            elif number == 4 and isinstance(value, bytes):
-                thread = dict(fields(value))
-                track.pid, track.tid = int(thread.get(1, 0)), signed(int(thread.get(2, 0)))
-                track.thread = _text_of(thread.get(5, b""))
-        self._tracks[uuid] = track
+        found = dict(fields(message))
+        process, thread = (dict(fields(found.get(key, b""))) for key in (3, 4))
+        uuid = int(found.get(1, 0))
+        self._tracks[uuid] = _Track(
+            parent=int(found.get(5, 0)),
+            name=next((_text_of(found[key]) for key in (13, 10, 2) if key in found), ""),
+            pid=int((thread if 4 in found else process).get(1, 0)) if found.keys() & {3, 4} else None,
+            tid=signed(int(thread.get(2, 0))) if 4 in found else None,
+            counter=8 in found,
+            process=_text_of(process.get(6, b"")),
+            thread=_text_of(thread.get(5, b"")),
+        )
         self._found.clear()
         return self.place(uuid) if self.merged and 0 < uuid < _HASHED else None
 
@@ -490,9 +484,9 @@ class _Incremental:
             elif number == 11 and isinstance(value, bytes):
                 self.track = int(dict(fields(value)).get(11, 0))
 
-    def text(self, table: int, number: int) -> str:
-        """Return an interned string; empty if its definition is missing."""
-        return self.texts.get((table, number), "")
+    def text(self, table: int, value: int | bytes) -> str:
+        """Return a string, which may be interned; empty if its definition is missing."""
+        return self.texts.get((table, value), "") if isinstance(value, int) else _text_of(value)
 
 
 @dataclass(slots=True)
@@ -523,14 +517,10 @@ def _read_event(message: bytes, state: _Incremental) -> _TrackEvent:
             event.kind = int(value)
         elif number == 11:
             event.track = int(value)
-        elif number == 10 and isinstance(value, int):
+        elif number in (10, 23):
             event.name = state.text(_NAMES, value)
-        elif number == 23:
-            event.name = _text_of(value)
-        elif number == 3 and isinstance(value, int):
+        elif number in (3, 22):
             event.categories.append(state.text(_CATEGORIES, value))
-        elif number == 22:
-            event.categories.append(_text_of(value))
         elif number == 4 and isinstance(value, bytes):
             known = state.arguments.get(value)
             if known is None:
@@ -546,10 +536,8 @@ def _read_event(message: bytes, state: _Incremental) -> _TrackEvent:
             event.flows += [(arrow, number == 48) for (arrow,) in _FIXED64.iter_unpack(value)]
         elif number in (36, 42) and isinstance(value, int):
             event.flows.append((value, number == 42))
-        elif number == 52:
-            event.correlation = int(value)
-        elif number == 53:
-            event.correlation = _text_of(value)
+        elif number in (52, 53):
+            event.correlation = value if isinstance(value, int) else _text_of(value)
         elif number == 6 and isinstance(value, bytes):
             event.legacy |= {key: item for key, item in fields(value) if isinstance(item, int)}
             if not event.legacy.keys() <= _LEGACY_FIELDS:
@@ -563,10 +551,8 @@ def _argument(message: bytes, state: _Incremental) -> tuple[str, Any]:
     name = ""
     value: Any = None
     for number, item in fields(message):
-        if number == 1 and isinstance(item, int):
+        if number in (1, 10):
             name = state.text(_ARGUMENTS, item)
-        elif number == 10:
-            name = _text_of(item)
         elif number == 11 and isinstance(item, bytes):
             key, entry = _argument(item, state)
             value = {**value, key: entry} if isinstance(value, dict) else {key: entry}
@@ -576,8 +562,7 @@ def _argument(message: bytes, state: _Incremental) -> tuple[str, Any]:
         elif number == 13 and item == 1:
             # tracekit's marker for null, and for empty lists and dicts.
             marked = dict(fields(message))
-            text = state.text(_TEXTS, int(marked[17])) if 17 in marked else _text_of(marked.get(6, b"null"))
-            return name, {"[]": [], "{}": {}}.get(text)
+            return name, {"[]": [], "{}": {}}.get(state.text(_TEXTS, marked.get(17, marked.get(6, b""))))
         elif isinstance(item, int):
             found = {2: bool(item), 3: item, 4: signed(item), 7: hex(item)}
             value = state.text(_TEXTS, item) if number == 17 else found.get(number, value)

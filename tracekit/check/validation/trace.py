@@ -280,16 +280,12 @@ def _plain_shape(event: Event) -> tuple[Any, ...] | None:
     pid, tid = event.pid, event.tid
     if event.ph not in _PLAIN or type(pid) is not int or (type(tid) is not int and tid is not UNSET):
         return None
-    name, category, time, duration, args, scope = event.name, event.cat, event.ts, event.dur, event.args, event.s
+    texts = (event.name, event.cat, event.ts, event.dur, event.args)
     return (
         event.ph,
         0 <= pid <= _UINT32_MAX,
         tid is UNSET or 0 <= tid <= _UINT32_MAX,
         tid is UNSET,
-        None if name is UNSET else _FIRST_LETTER[memoryview(name)[0]],
-        None if category is UNSET else _FIRST_LETTER[memoryview(category)[0]],
-        None if time is UNSET else _FIRST_LETTER[memoryview(time)[0]],
-        None if duration is UNSET else _FIRST_LETTER[memoryview(duration)[0]],
-        None if args is UNSET else _FIRST_LETTER[memoryview(args)[0]],
-        None if scope is UNSET else bytes(scope),
+        *[None if text is UNSET else _FIRST_LETTER[memoryview(text)[0]] for text in texts],
+        None if event.s is UNSET else bytes(event.s),
     )
