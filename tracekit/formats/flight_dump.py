@@ -209,7 +209,9 @@ class FlightDumpStream(ConvertedStream):
             return
         launch = _launch(entry)
         self._last_ns = max([self._last_ns, created_ns, *(_time(entry.get(key)) or 0 for key in _TIMES)])
-        track = _track(entry, is_p2p=launch.is_p2p)
+        group, description = _group(entry)
+        track = f"process group {group}" + (f" ({description})" if description else "")
+        track += " send/recv" if launch.is_p2p else ""
         if not self._tracks:
             yield _metadata("process_name", _PROCESS, {"name": _PROCESS})
         if track not in self._tracks:
@@ -291,12 +293,6 @@ def _group(entry: dict[str, Any]) -> tuple[str, str]:
     names = [_text_of(name) for name in _items(entry.get("process_group"))]
     name, description = (*names, "", "")[:2]
     return name, "" if description in _UNNAMED else description
-
-
-def _track(entry: dict[str, Any], *, is_p2p: bool) -> str:
-    name, description = _group(entry)
-    title = f"process group {name}" + (f" ({description})" if description else "")
-    return f"{title} send/recv" if is_p2p else title
 
 
 def _event(phase: str, track: str, time_ns: int, name: str, args: dict[str, Any], more: str) -> str:

@@ -193,9 +193,7 @@ class Window(Closing):
         """Note that the file is unreadable from the present place on."""
         if self._lost_from is None:
             self._look_ahead(_SHOWN_BYTES)
-            self._lost_from = self._offset + self.at
-            self._lost_event = self.events + 1
-            self._phases = 0
+            self._lost_from, self._lost_event, self._phases = self._offset + self.at, self.events + 1, 0
             self._begins = self.text[self.at : self.at + _SHOWN_BYTES]
 
     def _loss(self) -> LostBytes:
