@@ -28,7 +28,7 @@ from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.native import cores
 from tests.real_traces import real_traces_folder
 from tracekit import core
-from tracekit.formats.json.spans import find_events
+from tracekit.formats.json.window import find_events
 
 PROGRAMS = [*(("tests.faults.core_fuzz", flags) for flags in cores.VARIANTS), ("tests.faults.record_fuzz", [])]
 """What runs with sanitizers, and what the core is built with beside them."""

@@ -6,8 +6,8 @@ import json
 from random import Random
 from typing import TYPE_CHECKING
 
+from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
-from tracekit.formats.schema import compile_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.collective_traces import SECOND, irregular, seen, torch_trace, write_ranks
+from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.cli import main
-from tracekit.formats.schema import MERGE_REPORT, compile_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ import fsspec
 import pytest
 
 from tests.report_pages import Page, rank_trace
+from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
-from tracekit.formats.schema import compile_schema
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:

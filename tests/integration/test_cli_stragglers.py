@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.gloo_runs import RANKS, STAGES_MS, STEPS, Run, write_variation
+from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
-from tracekit.formats.schema import compile_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
+from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
-from tracekit.formats.schema import compile_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,9 +25,9 @@ import pytest
 from tests.faults.object_store import ObjectStore
 from tests.faults.processes import wait_until
 from tests.watched import record, train
+from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
 from tracekit.cli import top as verb
-from tracekit.formats.schema import compile_schema
 from tracekit.testing import FakeClock
 from tracekit.view.live.processes import Machine
 

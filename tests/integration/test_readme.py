@@ -150,7 +150,7 @@ def test_the_package_installs_with_what_recording_and_merging_need_and_no_more(t
         assert done.returncode == 0, done.stderr
     done = run([*pip, "--no-deps", "--target", str(tmp_path), "."], ROOT)
     assert done.returncode == 0, done.stderr
-    check = "import tracekit.formats.schema as schema, pathlib; print(pathlib.Path(schema.__file__).parents[1])"
+    check = "import tracekit.check.schemas as schema, pathlib; print(pathlib.Path(schema.__file__).parents[1])"
     where = run([sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {check}"], tmp_path)
     assert where.stdout.strip() == str(tmp_path / "tracekit"), where.stderr
     schemas = {path.name for path in (tmp_path / "tracekit" / "schemas").iterdir()}

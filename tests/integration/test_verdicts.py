@@ -13,7 +13,7 @@ import pytest
 from tests.verdict_runs import command, count_alarms, drawn_times, write_run
 from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, STEP_NS, WAIT, own_times, with_waiting
 from tracekit import find_stragglers
-from tracekit.formats.schema import compile_schema
+from tracekit.check.schemas import compile_schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tests.flight_dumps import BASE_NS, as_json, as_pickle, dump, entry, hung
 from tracekit.errors import TracekitError
-from tracekit.formats.event_fields import time_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.plain_pickle import PickleRefusedError, read_pickle
-from tracekit.formats.trace_event import decode_json, encode_events
+from tracekit.formats.trace_event import decode_json, encode_events, time_field
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from tracekit import core
 from tracekit.errors import TraceFormatError
 from tracekit.formats import byte_stream
 from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.json.spans import find_events, scan_value
+from tracekit.formats.json.window import find_events, scan_value
 from tracekit.formats.trace_event import encode_json
 
 if TYPE_CHECKING:

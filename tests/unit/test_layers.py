@@ -88,7 +88,7 @@ DOORS = {
     "anyio": {"tracekit.view.mcp_server"},
     "composer": {"tracekit.integrations.composer.callback"},
     # Part of Python from 3.14 on; zstandard takes its place before.
-    "compression": {"tracekit.formats.unpacked_file"},
+    "compression": {"tracekit.formats.byte_stream"},
     "distributed": {"tracekit.merge.execute.dask_cluster"},
     "duckdb": {"tracekit.table.database"},
     "fsspec": {"tracekit.storage"},
@@ -96,7 +96,7 @@ DOORS = {
     "jax": {"tracekit.integrations.jax.annotations"},
     # Each for its own templates.
     "jinja2": {"tracekit.view.pages"},
-    "jsonschema": {"tracekit.formats.schema"},
+    "jsonschema": {"tracekit.check.schemas"},
     "lightning": {"tracekit.integrations.lightning.framework"},
     "mcp": {"tracekit.view.mcp_server"},
     "mcp_types": {"tracekit.view.mcp_server"},
@@ -129,7 +129,7 @@ DOORS = {
     "transformers": {"tracekit.integrations.transformers"},
     "uvicorn": {"tracekit.view.serve.server"},
     "wandb": {"tracekit.view.experiments"},
-    "zstandard": {"tracekit.formats.unpacked_file"},
+    "zstandard": {"tracekit.formats.byte_stream"},
 }
 
 # Imports for type checkers that close a circle: what these return to users is what is made of them.

@@ -136,19 +136,17 @@ class Aliases:
         return self._signs.search(json) is not None
 
     def clean(self, key: str, text: str) -> str:
-        """Return a text without what names somebody.
-
-        Args:
-            key: The last key before it.
-            text: The text.
-        """
+        """Return a text without what names somebody."""
         kind = _WHOLE.get(key.lower())
         if kind is not None and text:
             return self._alias(kind, text)
         if self._names and key in _NAMES and not _PUBLIC.fullmatch(text):
             return self._alias("name", text) if text else text
-        if _is_spaced_path(text):
-            return self._other_path(text)
+        if " " in text and _SPACED_PATH.fullmatch(text) and not _SECOND_PATH.search(text):
+            # After the first space a folder or the ending of a file must follow, or it is a path with words behind it.
+            rest = text.partition(" ")[2]
+            if "/" in rest or "\\" in rest or _ENDING.fullmatch(PurePosixPath(rest).suffix):
+                return self._other_path(text)
         cleaned = _FOUND.sub(self._other_word, text)
         return cleaned if self._known is None else self._known.sub(self._known_word, cleaned)
 
@@ -156,11 +154,8 @@ class Aliases:
         return next(self._words[kind][match[0]] for kind in _EVERYWHERE if match[0] in self._words.get(kind, ()))
 
     def _other_word(self, match: re.Match[str]) -> str:
-        form = match.lastgroup or ""
-        kind = _KIND.get(form, "path")
-        if kind != "path":
-            return self._alias(kind, match[0])
-        return self._other_path(match[0])
+        kind = _KIND.get(match.lastgroup or "")
+        return self._alias(kind, match[0]) if kind else self._other_path(match[0])
 
     def _other_path(self, path: str) -> str:
         # The suffix is not a secret, and viewers and readers need it.
@@ -170,11 +165,3 @@ class Aliases:
     def _alias(self, kind: str, text: str) -> str:
         words = self._words.setdefault(kind, {})
         return words.setdefault(text, f"{kind}-{len(words) + 1}")
-
-
-def _is_spaced_path(text: str) -> bool:
-    if " " not in text or not _SPACED_PATH.fullmatch(text) or _SECOND_PATH.search(text):
-        return False
-    # After the first space a folder or the ending of a file must follow, or it is a path with words behind it.
-    rest = text.partition(" ")[2]
-    return "/" in rest or "\\" in rest or _ENDING.fullmatch(PurePosixPath(rest).suffix) is not None

@@ -15,9 +15,9 @@ from tracekit.check.aliases import WHOLE_VALUE, Aliases
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.json.window import scan_value
 from tracekit.formats.stack_frames import PARENT, STACK_FRAMES, frame_key, numbered_frames, rename_frames, renumber
-from tracekit.formats.trace_event import UNSET, Event, Raw, decode_json, decode_raw_dict, encode_events, encode_json
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict, encode_events, encode_json
 from tracekit.storage import atomic_write, basename, refuse_existing, same_file, without_secrets
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ class AnonymousTrace:
     """A trace that was written.
 
     Attributes:
-        source: The trace it was written from.
-        output: The file.
-        events: The number of its events.
         lost: The number of places of the source that could not be read, and are left out.
     """
 
@@ -118,12 +115,7 @@ def _check_outputs(pairs: list[tuple[str, str]], *, overwrite: bool) -> None:
 
 
 class _Texts:
-    """Goes through the texts of events, and of any JSON in its order, each with the last key before it.
-
-    Args:
-        aliases: The other words.
-        frames: Other ids of the stack frames.
-    """
+    """Goes through the texts of events, and of any JSON in its order, each with the last key before it."""
 
     def __init__(self, aliases: Aliases, frames: dict[str, int]) -> None:
         self._aliases = aliases
@@ -200,7 +192,7 @@ class _Texts:
                     self._learned.clear()
                 if len(match[1]) <= _LONGEST_KNOWN:
                     self._learned.add(found)
-                self._aliases.learn(self._key, _decode(match[1]) or "")
+                self._aliases.learn(self._key, decode_or_none(Raw(b'"%b"' % match[1])) or "")
 
     def clean(self, json: bytes, *, numbers: bool = True) -> bytes:
         """Return the same JSON with other words in its texts.
@@ -234,7 +226,7 @@ class _Texts:
         if known is None:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            text = _decode(raw)
+            text = decode_or_none(Raw(b'"%b"' % raw))
             known = _UNREADABLE
             if text is not None:
                 cleaned = self._aliases.clean(key, text)
@@ -243,14 +235,6 @@ class _Texts:
             if len(raw) <= _LONGEST_KNOWN:
                 self._known[key, raw] = known
         return known
-
-
-def _decode(raw: bytes) -> str | None:
-    try:
-        text = decode_json(b'"%b"' % raw)
-    except ValueError:
-        return None
-    return text if isinstance(text, str) else None
 
 
 def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +80,6 @@ class Section:
     """One thing that was examined.
 
     Attributes:
-        title: Its name.
         facts: The findings by name; ready for JSON.
         problems: Sentences that name the problem and its solution.
         notes: Sentences about facts that need no action.
@@ -124,7 +124,9 @@ def examine_packages() -> Section:
     section = Section("packages")
     for package, distribution, extra, purpose in _PACKAGES:
         found = importlib.util.find_spec(package) is not None
-        section.facts[distribution] = _version(distribution) if found else None
+        section.facts[distribution] = "unknown" if found else None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            section.facts[distribution] = importlib.metadata.version(distribution) if found else None
         if not found and extra:
             section.notes.append(f"{distribution} is not installed ({purpose}): pip install '{DISTRIBUTION}[{extra}]'")
         elif not found:
@@ -133,13 +135,6 @@ def examine_packages() -> Section:
     for other in sorted(set(importlib.metadata.packages_distributions().get("tracekit", ())) - {DISTRIBUTION}):
         section.problems.append(other_distribution(other))
     return section
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def examine_rank() -> Section:
@@ -180,23 +175,20 @@ def examine_clocks(clock: Clock = SYSTEM_CLOCK) -> Section:
         "comparison_error_ns": error_ns,
         "boot_id": boot_id,
     }
-    problems = (
-        (
-            step_ns is None or step_ns > _COARSE_NS,
-            "the monotonic clock is coarser than 10 µs: short slices will have no length",
+    problems = {
+        "the monotonic clock is coarser than 10 µs: short slices will have no length": not 0
+        < (step_ns or 0)
+        <= _COARSE_NS,
+        "the monotonic clock has gone backwards: times of this machine cannot be trusted": back,
+        "the wall clock has gone backwards just now: is it being set? see chronyc tracking": wall_back,
+        "wall and monotonic clock cannot be compared better than to 0.1 ms: this machine is very busy, or its clock slow": (
+            error_ns > _LOOSE_NS
         ),
-        (back, "the monotonic clock has gone backwards: times of this machine cannot be trusted"),
-        (wall_back, "the wall clock has gone backwards just now: is it being set? see chronyc tracking"),
-        (
-            error_ns > _LOOSE_NS,
-            "wall and monotonic clock cannot be compared better than to 0.1 ms: this machine is very busy, or its clock slow",
+        "the wall clock is years behind: set it, or ranks of other hosts will be placed wrongly": (
+            clock.wall_ns() < _YEAR_2020_NS
         ),
-        (
-            clock.wall_ns() < _YEAR_2020_NS,
-            "the wall clock is years behind: set it, or ranks of other hosts will be placed wrongly",
-        ),
-    )
-    section.problems = [problem for is_wrong, problem in problems if is_wrong]
+    }
+    section.problems = [problem for problem, is_wrong in problems.items() if is_wrong]
     if boot_id is None:
         section.notes.append(
             "the boot has no id here: ranks of one host are known by the host's name alone to share a clock"

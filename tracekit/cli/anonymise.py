@@ -10,8 +10,7 @@ from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import BAD, OK, PROBLEMS, USAGE, print_answer, print_json
 from tracekit.errors import CommandError
-from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
-from tracekit.traces.inputs import ANONYMOUS
+from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
 
 if TYPE_CHECKING:
     import argparse

@@ -19,9 +19,9 @@ from tracekit.check.doctor import (
 from tracekit.check.validation import validate_file
 from tracekit.cli.terminal import BAD, GOOD, OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
-from tracekit.formats.trace_files import trace_files
 from tracekit.outbox.spool import default_root
 from tracekit.storage import atomic_write, basename, refuse_existing, without_secrets
+from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
 
 if TYPE_CHECKING:

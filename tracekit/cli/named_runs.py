@@ -60,7 +60,7 @@ def find_run(name: str) -> str:
     root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
     if name != LATEST and (root / name).is_dir():
         return str(root / name)
-    from tracekit.traces.run_folders import find_runs  # only --run needs it
+    from tracekit.traces.inputs import find_runs  # only --run needs it
 
     runs = sorted((run for run in find_runs(root) if run.path != root), reverse=True)
     if name == LATEST and runs:

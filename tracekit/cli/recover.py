@@ -21,8 +21,8 @@ from tracekit.cli.terminal import (
     print_lines,
 )
 from tracekit.errors import CommandError, StorageError, TraceFormatError
-from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.storage import same_file, without_secrets
+from tracekit.traces.inputs import is_other_json, trace_files
 
 if TYPE_CHECKING:
     import argparse

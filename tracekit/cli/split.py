@@ -12,9 +12,9 @@ from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
-from tracekit.formats.trace_files import TRACE_SUFFIXES
 from tracekit.merge.split import Part, split
 from tracekit.storage import basename, expand
+from tracekit.traces.inputs import TRACE_SUFFIXES
 from tracekit.view.open.prepare import prepare
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from tracekit.cli.terminal import (
     print_lines,
 )
 from tracekit.errors import StorageError, TraceFormatError
-from tracekit.formats.trace_files import trace_files
 from tracekit.storage import without_secrets
+from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
 
 if TYPE_CHECKING:

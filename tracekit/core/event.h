@@ -34,7 +34,7 @@ typedef struct {
     Edit kept_ids[MAX_KEPT_IDS];         /* ids of arguments that are otherwise left out */
     unsigned char ts_decimals, dur_decimals; /* 4 for more than three */
     unsigned char dur_usable;
-    unsigned char odd; /* a field has a type that viewers do not expect: see `is_usual` in tracekit.formats.event_fields */
+    unsigned char odd; /* a field has a type that viewers do not expect: see `is_usual` in tracekit.formats.trace_event */
     KnownPlace *known; /* the place of the event, if known */
 } Event;
 
@@ -75,7 +75,7 @@ INLINE const char *read_time(const Reader *r, const char *p, int64_t *time_ns, u
     return p;
 }
 
-/* Returns true if a text is a number that `raw_number` in tracekit.formats.event_fields accepts. */
+/* Returns true if a text is a number that `raw_number` in tracekit.formats.trace_event accepts. */
 INLINE int is_number_text(const char *p, const char *end)
 {
     if (*p == '0')

@@ -6,7 +6,7 @@
 
 #include "record_sort.h"
 
-#define MAX_DEPTH 512          /* see tracekit.formats.event_fields */
+#define MAX_DEPTH 512          /* see tracekit.formats.trace_event */
 #define MAX_ENTRY 96           /* bytes */
 #define MAX_TIME_NS (INT64_MAX - 1)
 #define OPEN_END INT64_MAX     /* the end of a B that no E has ended yet */

@@ -1,4 +1,4 @@
-/* The ends of events in a text: the fast way of `find_events` in tracekit.formats.json.spans. */
+/* The ends of events in a text: the fast way of `find_events` in tracekit.formats.json.window. */
 
 #include "spans.h"
 #include "growing.h"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.explain.inputs import recordings_of
 from tracekit.explain.results import Result
-from tracekit.formats.losses import CUT, DROPPED, Accounts, RecordedFile, RecordingLoss, losses_of_process
+from tracekit.formats.merged_head import CUT, DROPPED, Accounts, RecordedFile, RecordingLoss, losses_of_process
 from tracekit.formats.rank_trace import GAP_EVENT, LOST_EVENTS_KEY
 
 if TYPE_CHECKING:

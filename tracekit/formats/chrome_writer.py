@@ -41,7 +41,6 @@ class ChromeEncoder:
     """Encodes the events of one process, each as one line that ends with a comma and a newline.
 
     Args:
-        pid: The process.
         base_ns: The base of every ``ts``, in ns since the epoch.
     """
 
@@ -73,7 +72,12 @@ class ChromeEncoder:
         """Encode a batch: names of new tracks first, then changes of the training time, then its events."""
         records = _exact_records(batch.records, batch.offset_ns - self._base_ns, batch.cut_ns)
         lines: list[bytes] = []
-        self._name_tracks(batch, lines.append)
+        new_tracks = batch.tracks[self._named_tracks :]  # the recorder may add more meanwhile
+        self._named_tracks += len(new_tracks)
+        for track in new_tracks:
+            if not track.async_id:  # viewers name a track that is not a thread after its slices
+                lines.append(self.metadata("thread_name", {"name": track.name}, tid=track.tid))
+                lines.append(self.metadata("thread_sort_index", {"sort_index": track.sort_index}, tid=track.tid))
         if not records:
             return b"".join(lines)
         shift = batch.offset_ns - self._base_ns
@@ -84,12 +88,10 @@ class ChromeEncoder:
                 lines.append(self._timestamp(timestamp, max(time_ns, since[0][0], 0) + shift))
         spans = _Spans(since)
         encoded = None if self._compiled is None else self._compiled.encode(records, batch, shift, spans)
-        if encoded is not None:
-            lines.append(encoded)
-            return b"".join(lines)
-        pieces = (records[first : first + _PIECE] for first in range(0, len(records), _PIECE))
-        lines += (self._encode_piece(piece, batch, shift, spans) for piece in pieces)
-        return b"".join(lines)
+        if encoded is None:
+            pieces = (records[first : first + _PIECE] for first in range(0, len(records), _PIECE))
+            encoded = b"".join(self._encode_piece(piece, batch, shift, spans) for piece in pieces)
+        return b"".join(lines) + encoded
 
     def _encode_piece(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes:
         lines: list[bytes] = []
@@ -107,7 +109,8 @@ class ChromeEncoder:
                 try:
                     add_line(templates[label][what])
                 except KeyError:
-                    add_line(self._make_slice(label, what, batch))
+                    template = templates.setdefault(label, {})[what] = self._template(0, label, what, batch)
+                    add_line(template)
                 duration_ns = kind - time_ns
                 add_numbers(
                     (start_ns // 1000, digits[start_ns % 1000], duration_ns // 1000, digits[duration_ns % 1000], moment)
@@ -120,24 +123,9 @@ class ChromeEncoder:
                 add_numbers((start_ns // 1000, digits[start_ns % 1000], moment))
         return b"".join(lines) % tuple(numbers)
 
-    def _name_tracks(self, batch: EventBatch, append: Any) -> None:
-        tracks = batch.tracks
-        while self._named_tracks < len(tracks):
-            track = tracks[self._named_tracks]
-            self._named_tracks += 1
-            if track.async_id:  # not a thread: viewers name the track after its slices
-                continue
-            append(self.metadata("thread_name", {"name": track.name}, tid=track.tid))
-            append(self.metadata("thread_sort_index", {"sort_index": track.sort_index}, tid=track.tid))
-
     def _timestamp(self, timestamp: Timestamp, shifted_ns: int) -> bytes:
         line = self.metadata(TIMESTAMP_EVENT, timestamp.state_dict())
         return b'%b"ts":%d.%03d,%b' % (line[:1], *divmod(max(shifted_ns, 0), 1000), line[1:])
-
-    def _make_slice(self, label: int, track: int, batch: EventBatch) -> bytes:
-        template = self._template(0, label, track, batch)
-        self._slices.setdefault(label, {})[track] = template
-        return template
 
     def _other(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
         key = (kind, label, track)
@@ -170,14 +158,8 @@ class ChromeEncoder:
         )
 
 
-def _exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int = 0) -> Sequence[Any]:
-    """Return the records of a batch with times that a viewer reads exactly.
-
-    Args:
-        records: As in `tracekit.events.EventBatch`.
-        shift_ns: Difference between a time in the file and the time of a record.
-        newest_ns: Upper limit of the times of the records, or 0 if unknown.
-    """
+def _exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int) -> Sequence[Any]:
+    """Return records with times that a viewer reads exactly; ``newest_ns`` is their upper limit, or 0 if unknown."""
     if not records:
         return records
     newest_ns = (newest_ns or max(map(max, (records[1::WIDTH], records[2::WIDTH])))) + shift_ns
@@ -225,11 +207,7 @@ class _CompiledEncoder:
                 self._tracks += 1
             times, moments = tuple(spans.changes), tuple(spans.moments)
             lines: bytes | None = self._encoder.encode(records, shift, times, moments, encode_value)
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-        ):  # numbers beyond 64 bits, and records made by a user's handler
+        except (TypeError, ValueError, OverflowError):  # numbers beyond 64 bits, and records made by a user's handler
             return None
         return lines
 
@@ -244,7 +222,6 @@ class _Spans:
     Attributes:
         changes: Start of each training time.
         moments: The training times, as the arguments of an event.
-        low, high: Start and end of ``moment``.
         moment: The training time of the last event.
     """
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.json.repair import repair_object
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.json.window import scan_value
 from tracekit.formats.kineto import rank_in_name
 from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pickle
 from tracekit.storage import basename
@@ -73,13 +73,6 @@ def is_flight_dump(head: bytes) -> bool:
     return _FIRST_KEY.match(head) is not None and _OF_A_DUMP.search(head) is not None and _TRACE not in head
 
 
-def _rank_at_end(path: str) -> int | None:
-    """Return the rank that torch appends to the user's file prefix, unless the name states the rank in another way."""
-    name = basename(path)
-    found = _LAST_NUMBER.search(name) if rank_in_name(name) is None else None
-    return None if found is None else int(found[1])
-
-
 class _Launch(NamedTuple):
     """The key of a group of coalesced entries, which are launched and complete together."""
 
@@ -92,7 +85,6 @@ class FlightDumpStream(ConvertedStream):
     """Reads a dump as Chrome JSON of the object form.
 
     Args:
-        source: The unread file.
         written_ns: Time of its writing in ns since the epoch, or None if unknown.
     """
 
@@ -100,8 +92,7 @@ class FlightDumpStream(ConvertedStream):
 
     def __init__(self, source: ByteStream, written_ns: int | None = None) -> None:
         super().__init__(source)
-        self._configs: dict[str, Any] = {}
-        self._states: dict[str, Any] = {}
+        self._header: dict[str, Any] = {}
         self._tracks: set[str] = set()
         self._written_ns = written_ns
         self._last_ns = 0
@@ -115,11 +106,15 @@ class FlightDumpStream(ConvertedStream):
         if read is None:
             return
         header, entries = read
-        self._configs, self._states = _dict(header.get("pg_config")), _dict(header.get("pg_status"))
-        completed = self._completed(entries())
+        self._header = header
+        # One of the entries of a launch has the time of its completion.
+        times = ((entry, _time(_dict(entry).get("time_discovered_completed_ns"))) for entry in entries())
+        completed = {_launch(entry): time_ns for entry, time_ns in times if time_ns is not None}
         left = _MAX_TEXT_BYTES
-        rank = _rank_at_end(self.path)
-        yield '{"traceEvents":[\n' if rank is None else f'{{"rank":{rank},"traceEvents":[\n'
+        name = basename(self.path)
+        # torch appends the rank to the user's prefix, unless the name states it in another way.
+        rank = _LAST_NUMBER.search(name) if rank_in_name(name) is None else None
+        yield '{"traceEvents":[\n' if rank is None else f'{{"rank":{int(rank[1])},"traceEvents":[\n'
         separator = ""
         batch: list[str] = []
         for entry in entries():
@@ -173,11 +168,11 @@ class FlightDumpStream(ConvertedStream):
     def _open_json(self, text: bytes) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
         begin = _ENTRIES.search(text)
         if begin is None:
-            header = self._header(text)
+            header = self._read_header(text)
             return None if header is None else (header, tuple)
         entries: list[bytes] = []
         at = begin.end()
-        while text.startswith(b"{", at := _after(text, at)):
+        while text.startswith(b"{", at := at + len(_BETWEEN.match(text, at)[0])):  # type: ignore[index]
             end, is_whole = scan_value(text, at)
             entry = text[at:end]
             if not is_whole:
@@ -187,16 +182,14 @@ class FlightDumpStream(ConvertedStream):
                 entry, end, _ = repaired
             entries.append(entry)
             at = end
-        if not text.startswith(b"]", at):
-            self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
-            rest = b"}"
+        header = None
+        if text.startswith(b"]", at):
+            header = self._read_header(text[: begin.end() - 1] + b"null" + text[at + 1 :])
         else:
-            rest = b"null" + text[at + 1 :]
-        header = self._header(text[: begin.end() - 1] + rest) if rest != b"}" else {}
-
+            self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
         return header or {}, lambda: map(_decoded, entries)
 
-    def _header(self, text: bytes) -> dict[str, Any] | None:
+    def _read_header(self, text: bytes) -> dict[str, Any] | None:
         try:
             if len(text) > _MAX_HEADER_BYTES:
                 raise ValueError("too long")
@@ -207,16 +200,6 @@ class FlightDumpStream(ConvertedStream):
 
     # Entries.
 
-    @staticmethod
-    def _completed(entries: Iterable[Any]) -> dict[_Launch, int]:
-        """Return the completion time of each launch, if one of its entries has it."""
-        found = {}
-        for entry in entries:
-            completed_ns = _time(_dict(entry).get("time_discovered_completed_ns"))
-            if completed_ns is not None:
-                found[_launch(entry)] = completed_ns
-        return found
-
     def _events(self, value: Any, completed: dict[_Launch, int]) -> Iterator[str]:
         """Yield the event of an entry, after the metadata of its track if that is new."""
         entry = _dict(value)
@@ -226,7 +209,9 @@ class FlightDumpStream(ConvertedStream):
             return
         launch = _launch(entry)
         self._last_ns = max([self._last_ns, created_ns, *(_time(entry.get(key)) or 0 for key in _TIMES)])
-        track = _track(entry, is_p2p=launch.is_p2p)
+        group, description = _group(entry)
+        track = f"process group {group}" + (f" ({description})" if description else "")
+        track += " send/recv" if launch.is_p2p else ""
         if not self._tracks:
             yield _metadata("process_name", _PROCESS, {"name": _PROCESS})
         if track not in self._tracks:
@@ -236,7 +221,7 @@ class FlightDumpStream(ConvertedStream):
         args = self._args(entry, launch)
         name = _text_of(entry.get("profiling_name")) or "collective"
         end_ns = _time(entry.get("time_discovered_completed_ns"))
-        status = _dict(self._states.get(str(launch.group)))
+        status = _dict(_dict(self._header.get("pg_status")).get(str(launch.group)))
         last = _integer(status.get("last_completed_collective"))
         if end_ns is None and launch in completed:
             end_ns, args["completed"] = completed[launch], "with the others of its launch (coalesced)"
@@ -271,7 +256,7 @@ class FlightDumpStream(ConvertedStream):
     def _args(self, entry: dict[str, Any], launch: _Launch) -> dict[str, Any]:
         """Return the arguments of a collective under the names that torch.profiler uses."""
         group, description = _group(entry)
-        ranks = _dict(self._configs.get(group)).get("ranks")
+        ranks = _dict(_dict(self._header.get("pg_config")).get(group)).get("ranks")
         name = _text_of(entry.get("profiling_name"))
         found: dict[str, Any] = {
             "Collective name": name.rpartition(":")[2],
@@ -310,20 +295,13 @@ def _group(entry: dict[str, Any]) -> tuple[str, str]:
     return name, "" if description in _UNNAMED else description
 
 
-def _track(entry: dict[str, Any], *, is_p2p: bool) -> str:
-    name, description = _group(entry)
-    title = f"process group {name}" + (f" ({description})" if description else "")
-    return f"{title} send/recv" if is_p2p else title
-
-
 def _event(phase: str, track: str, time_ns: int, name: str, args: dict[str, Any], more: str) -> str:
     event = {"ph": phase, "cat": _CATEGORY, "name": name, "pid": _PROCESS, "tid": track, "args": args}
     return f'{json.dumps(event, ensure_ascii=False)[:-1]}, "ts": {format_us(time_ns).decode()}{more}}}'
 
 
 def _metadata(what: str, track: str, args: dict[str, Any]) -> str:
-    event = {"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}
-    return json.dumps(event, ensure_ascii=False)
+    return json.dumps({"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}, ensure_ascii=False)
 
 
 def _decoded(entry: bytes) -> Any:
@@ -331,11 +309,6 @@ def _decoded(entry: bytes) -> Any:
         return json.loads(entry.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return None
-
-
-def _after(text: bytes, at: int) -> int:
-    match = _BETWEEN.match(text, at)
-    return match.end() if match else at
 
 
 # An entry may contain any value of any size.

@@ -48,7 +48,6 @@ class GzipWriter:
     """Compresses data into one gzip member, without a name or a time in it. Use it in a ``with``.
 
     Args:
-        file: The output, which stays open.
         behind: Compress and write in a separate thread while the caller continues. The bytes are the same. That thread
             then owns the file until the end of the ``with``, and `write` may raise an exception of an earlier write.
     """

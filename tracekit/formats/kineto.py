@@ -62,16 +62,13 @@ def rank_of_header(header: dict[str, Any]) -> tuple[int, str] | None:
     """Return the rank in the header of a trace, and its key."""
     info = header.get("distributedInfo")
     own = header.get("tracekit")
-    places = [
-        (info.get("rank") if isinstance(info, dict) else None, "distributedInfo.rank"),
-        (own.get("rank") if isinstance(own, dict) else None, "tracekit.rank"),
-        (header.get("rank"), "rank"),
-        (header.get("global_rank"), "global_rank"),
-    ]
-    for value, key in places:
-        if (rank := whole_number(value)) is not None:
-            return rank, key
-    return None
+    places = {
+        "distributedInfo.rank": info.get("rank") if isinstance(info, dict) else None,
+        "tracekit.rank": own.get("rank") if isinstance(own, dict) else None,
+        "rank": header.get("rank"),
+        "global_rank": header.get("global_rank"),
+    }
+    return next(((rank, key) for key, value in places.items() if (rank := whole_number(value)) is not None), None)
 
 
 def rank_in_name(name: str) -> int | None:

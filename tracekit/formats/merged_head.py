@@ -1,5 +1,7 @@
 """The metadata of a merged trace: before its events, after the events of each rank, and at its end.
 
+Among them are the clocks of the ranks, and their losses during the recording, which rank traces state too.
+
 The merge decisions, such as the numbering of pids and the clocks, come before the events. The names of a rank, and the
 facts for a further merge, come after its events. Traces merged before format version 2 have all metadata before the
 events, with one to several kB per input.
@@ -7,14 +9,20 @@ events, with one to several kB per input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.formats.decimal_time import format_us
+from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
 from tracekit.formats.stack_frames import STACK_FRAMES
-from tracekit.formats.trace_event import encode_json
+from tracekit.formats.trace_event import UNSET, Raw, decode_dict, decode_or_none, encode_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
+
+    from tracekit.formats.trace_event import Event
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 """Maximum size of a head that is read."""
@@ -56,7 +64,6 @@ class RankOfPid(Mapping[Any, int]):
     Iterating yields one pid of each rank.
 
     Args:
-        stride: Distance between the pids of two successive ranks.
         ranks: The ranks, as (first, last) of each range.
     """
 
@@ -123,21 +130,221 @@ def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     for key, value in header.items():
         if key in _MERGED_KEYS:
             continue
-        short, long = _short_part(value) if key == _INFO else (value, [])
-        if len(kept) < MAX_KEYS and not _is_long(short):
-            kept[key] = short
+        long: list[str] = []
+        if key == _INFO and isinstance(value, dict) and _is_long(value):
+            long = [name for name, item in value.items() if _is_long(item)]
+            value = {name: item for name, item in value.items() if name not in long}  # noqa: PLW2901
+        if len(kept) < MAX_KEYS and not _is_long(value):
+            kept[key] = value
             left += [f"{key}.{name}" for name in long]
         else:
             left.append(key)
     return kept, left
 
 
-def _short_part(value: Any) -> tuple[Any, list[str]]:
-    if not isinstance(value, dict) or not _is_long(value):
-        return value, []
-    long = [name for name, item in value.items() if _is_long(item)]
-    return {name: item for name, item in value.items() if name not in long}, long
-
-
 def _is_long(value: Any) -> bool:
     return not isinstance(value, (int, float)) and len(encode_json(value)) > MAX_VALUE_BYTES
+
+
+CLOCK_CATEGORY: Final = "clock"
+_SHOWN: Final = {"source": "method", "words": "description"}  # in the arguments of the event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClock:
+    """The clock of a rank.
+
+    Attributes:
+        source: The method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock
+            of the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or
+            "unknown".
+        aligned: True if its times are on the clock of the reference, or if no alignment was requested.
+        offset_ns: Offset added to its times, at its first event.
+        drift_ppm: Growth of the offset in µs per second.
+        error_ns: Maximum error anywhere in its traces, or None if unknown.
+    """
+
+    rank: int
+    source: str
+    aligned: bool
+    offset_ns: int = 0
+    drift_ppm: float = 0.0
+    error_ns: int | None = None
+    words: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the clock as JSON-ready values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def stated_clock(value: Any) -> RankClock | None:
+    """Return a clock from the header of a merged trace, or None if it is invalid."""
+    try:
+        clock = RankClock(**value)
+        numbers = (clock.rank, clock.offset_ns, 0 if clock.error_ns is None else clock.error_ns)
+        if (
+            not all(type(number) is int and abs(number) < 2**62 for number in numbers)
+            or type(clock.aligned) is not bool
+            or (clock.error_ns or 0) < 0
+            or not math.isfinite(drift_ppm := float(clock.drift_ppm))
+        ):
+            return None
+        return replace(clock, drift_ppm=drift_ppm, words=str(clock.words), source=str(clock.source))
+    except (OverflowError, TypeError, ValueError):
+        return None
+
+
+def stated_ranks(header: dict[str, Any]) -> list[RankClock]:
+    """Return the valid clocks of ranks in the header of a merged trace."""
+    clocks = header.get("tracekit", {}).get("clocks")
+    found = clocks.get("ranks") if isinstance(clocks, dict) else None
+    return [clock for clock in map(stated_clock, found) if clock is not None] if isinstance(found, list) else []
+
+
+def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> dict[str, Any]:
+    """Return an instant that shows the clock in a row of its process, at a time of the merged trace. JSON-ready."""
+    args = {_SHOWN.get(name, name): value for name, value in clock.to_json().items()}
+    args["error_ns"] = "unknown" if clock.error_ns is None else clock.error_ns
+    # Use few different names for thousands of ranks.
+    name = f"clock: {clock.source}" if clock.aligned else "clock: NOT ALIGNED"
+    place = {"pid": pid, "tid": tid, "ts": Raw(format_us(time_ns))}
+    # An async instant has a separate row; an instant of the process has a row with the name of the process.
+    # The id has the same spaces as in the output of a merge, so that another merge does not change it.
+    own = Raw(b'{"local": %b}' % encode_json(CLOCK_CATEGORY))
+    return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "id2": own, "args": args}
+
+
+ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
+"""Metadata events about the losses of a file."""
+
+DROPPED: Final = "dropped"
+FAILED: Final = "failed"
+CUT: Final = "cut"
+
+GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()
+"""The name of a gap as JSON."""
+
+_UNWRITTEN: Final = "events that could not be written, at least"
+_NO_SUMMARY: Final = "the file ends without its summary"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingLoss:
+    """A loss of a rank during its recording.
+
+    Attributes:
+        path: The file that states the loss.
+        kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
+            did not end: its process was killed or is still running).
+        reason: The loss or failure in the words of the file.
+        count: Number of events or failures, or None if unknown.
+    """
+
+    rank: int
+    path: str
+    kind: str
+    reason: str
+    count: int | None
+
+
+@dataclass(slots=True)
+class Accounts:
+    """The statements of one file about its losses.
+
+    Attributes:
+        summary: ``args`` of its summary, or None without one.
+        lost_events: Number of events that are missing because the file could not be written.
+        gap_events: The same number from the gaps in the file. May include losses before the file.
+        is_dump: True for a dump of a flight recorder, which has no summary.
+    """
+
+    summary: dict[str, Any] | None = None
+    lost_events: int = 0
+    gap_events: int = 0
+    is_dump: bool = False
+
+    def note(self, name: str, args: dict[str, Any]) -> None:
+        """Add one of the metadata events `ACCOUNTS`."""
+        if name == SUMMARY_EVENT:
+            self.summary = args
+        elif name == LOSS_EVENT:
+            self.lost_events += _count(args.get(LOST_EVENTS_KEY))
+        else:
+            self.is_dump = True
+
+    def take(self, run: Sequence[Event]) -> None:
+        """Add the loss statements in a run of events."""
+        for event in run:
+            if event.ph == "i":
+                self.note_instant(event)
+            elif event.ph == "M":
+                name = decode_or_none(event.name)
+                if isinstance(name, str) and name in ACCOUNTS and isinstance(args := decode_or_none(event.args), dict):
+                    self.note(name, args)
+
+    def note_instant(self, event: Event) -> None:
+        """Add an instant if it is a gap."""
+        if event.name is not UNSET and bytes(event.name) == GAP_NAME:
+            self.gap_events += _count(decode_dict(event.args).get(LOST_EVENTS_KEY))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile:
+    """A file of a recording.
+
+    Attributes:
+        start_ns: Time of its first event; 0 without events.
+        cut: True if the closing bracket is missing.
+    """
+
+    path: str
+    start_ns: int
+    cut: bool
+    accounts: Accounts
+
+
+def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[RecordingLoss]:
+    """Return the losses of a process during its recording, as its files state them.
+
+    The summary of a recording covers all of its files. Without a summary, the counts in the files are a lower bound. Do
+    not pass dumps of a flight recorder: they are not recordings.
+    """
+    summaries = [(file.path, file.accounts.summary) for file in files if file.accounts.summary is not None]
+    if summaries:
+        return [
+            RecordingLoss(rank, path, kind, reason, count)
+            for path, summary in summaries
+            for key, kind in (("dropped", DROPPED), ("failures", FAILED))
+            if isinstance(counts := summary.get(key), dict)
+            for reason, count in counts.items()
+            if _count(count)
+        ]
+    found = []
+    for file in files:
+        lost = max(file.accounts.lost_events, file.accounts.gap_events)
+        if lost:
+            found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
+    last = max(files, key=lambda file: (file.start_ns, file.path))
+    # A complete file has its closing bracket. Only the last file of a recording has a summary.
+    if last.cut:
+        found.append(RecordingLoss(rank, last.path, CUT, _NO_SUMMARY, None))
+    return found
+
+
+def stated_losses(header: dict[str, Any], ranks: Collection[int]) -> list[RecordingLoss]:
+    """Return the losses of the given ranks that a merged trace states."""
+    found = []
+    totals = header.get(TOTALS_KEY, header[MERGED_KEY])  # before format version 2, the totals were in the head
+    own = totals.get("losses") if isinstance(totals, dict) else None
+    for entry in own if isinstance(own, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        rank, count = entry.get("rank"), entry.get("count")
+        file, kind, reason = (str(entry.get(key)) for key in ("file", "kind", "reason"))
+        if isinstance(rank, int) and rank in ranks and kind in (DROPPED, FAILED, CUT):
+            found.append(RecordingLoss(rank, file, kind, reason, _count(count) or None))
+    return found
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0

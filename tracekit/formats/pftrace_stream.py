@@ -1,31 +1,28 @@
 """PftraceStream: reads a native trace of Perfetto as Chrome JSON.
 
-Slices become ``B`` and ``E``, arrows flow events, counters ``C``. Tracks without a thread become async events if
-tracekit merged the trace, otherwise threads with new names. Data other than track events (the scheduler of the system,
-samples) has no form in Chrome JSON, and is counted as lost.
+Slices become ``B`` and ``E``, arrows flow events, counters ``C``. Tracks without a thread become async events if tracekit
+merged the trace, otherwise threads with new names. Data other than track events (the scheduler of the system, samples) has no
+form in Chrome JSON, and is counted as lost.
+
+Each packet has a time on any of the clocks. Snapshots contain the times of several clocks at one moment. Clocks 64 to 127
+belong to one sequence of packets, and may count from the previous packet. All times are converted to ns since the epoch if
+the trace contains that clock.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT, flow_offset
-from tracekit.formats.pftrace_state import (
-    BOOTTIME,
-    Clocks,
-    Incremental,
-    Place,
-    Places,
-    TrackEvent,
-    read_event,
-    text_of,
-)
-from tracekit.formats.protobuf_wire import WireError, fields, packet_at
+from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT, WireError, fields, flow_offset, packet_at, signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,6 +52,19 @@ _BROKEN: Final = (ValueError, RecursionError, StructError, zlib.error)
 _STATE_CLEARED: Final = 1
 _FLOW_PHASES: Final = frozenset("stf")
 _FLOW_PLACE: Final = {6: 0}
+_BOOTTIME: Final = 6
+_REALTIME: Final = 1
+_FIRST_OF_SEQUENCE: Final = 64
+_LAST_OF_SEQUENCE: Final = 127
+_DOUBLE: Final = Struct("<d")
+_FIXED64: Final = Struct("<Q")
+_CATEGORIES, _NAMES, _ARGUMENTS, _TEXTS = 1, 2, 3, 29
+_MAX_KNOWN: Final = 20_000
+_NESTED_LIST: Final = 2
+# Fields of events in the old format: phase, duration, id, flow id, binding to the enclosing slice, flow direction.
+_LEGACY_FIELDS: Final = {2, 3, 6, 8, 12, 13}
+_HASHED: Final = 1 << 63
+_GLOBAL: Final = "global tracks"
 
 
 def _listed(of: Any, key: str) -> list[Any]:
@@ -83,9 +93,9 @@ class PftraceStream(ConvertedStream):
         self._out: list[str] = []
         self._separator = ""
         self._unpacking = False
-        self._clocks = Clocks()
-        self._places = Places()
-        self._states: dict[int, Incremental] = {}
+        self._clocks = _Clocks()
+        self._places = _Places()
+        self._states: dict[int, _Incremental] = {}
         self._named: set[tuple[int | str, int | str | None]] = set()
         self._tasks: dict[str, list[tuple[str, str]]] = {}
         self._arrows: dict[int, int] = {}
@@ -130,7 +140,7 @@ class PftraceStream(ConvertedStream):
         sequence = int(found.pop(10, 0))
         if int(found.pop(13, 0)) & _STATE_CLEARED or found.pop(41, 0):
             self._states.pop(sequence, None)
-        state = self._states.setdefault(sequence, Incremental())
+        state = self._states.setdefault(sequence, _Incremental())
         time = int(found.pop(8, 0))
         clock = found.pop(58, None)
         for number, learn in ((12, state.define), (59, state.set_defaults)):
@@ -154,12 +164,12 @@ class PftraceStream(ConvertedStream):
                 self._unpacking = False
         if 11 in found:
             if clock is None:
-                clock = BOOTTIME if state.clock is None else state.clock
+                clock = _BOOTTIME if state.clock is None else state.clock
             time_ns = self._clocks.time_ns(sequence, clock, time)
             if time_ns is None:
                 self.losses["events_of_an_unknown_clock"] += 1
             else:
-                self._event(read_event(found[11], state), time_ns)
+                self._event(_read_event(found[11], state), time_ns)
             del found[11]
         if found.keys() - _ABOUT_THE_RECORDING:
             self.losses["packets_that_are_no_track_events"] += 1
@@ -168,7 +178,7 @@ class PftraceStream(ConvertedStream):
         """Read the metadata of a trace. tracekit stores its metadata there, and the metadata events of its inputs."""
         for number, entry in fields(message):
             value = dict(fields(entry)) if number == 2 and isinstance(entry, bytes) else {}
-            name, text = text_of(value.get(1, b"")), text_of(value.get(5, b""))
+            name, text = _text_of(value.get(1, b"")), _text_of(value.get(5, b""))
             if not text:
                 continue
             if text.startswith('{"ph":"M"'):
@@ -205,12 +215,12 @@ class PftraceStream(ConvertedStream):
         self._out.append(self._separator + text)
         self._separator = ",\n"
 
-    def _emit(self, phase: str, place: Place, time_ns: int, **more: Any) -> None:
+    def _emit(self, phase: str, place: _Place, time_ns: int, **more: Any) -> None:
         event = {"ph": phase, "pid": place.pid, "tid": place.pid if place.tid is None else place.tid, **more}
         text = json.dumps({key: value for key, value in event.items() if value not in ("", {})}, ensure_ascii=False)
         self._write(f'{text[:-1]}, "ts": {format_us(time_ns).decode()}}}')
 
-    def _name(self, place: Place) -> None:
+    def _name(self, place: _Place) -> None:
         """Write the names of the process and thread of a place at its first use."""
         for what, key, name in (
             ("process_name", (place.pid, None), place.process),
@@ -222,7 +232,7 @@ class PftraceStream(ConvertedStream):
                 event = {"ph": "M", "name": what, "pid": place.pid, "tid": tid, "args": {"name": name}}
                 self._write(json.dumps(event, ensure_ascii=False))
 
-    def _event(self, event: TrackEvent, time_ns: int) -> None:
+    def _event(self, event: _TrackEvent, time_ns: int) -> None:
         place = self._places.place(event.track)
         self._name(place)
         self.losses.update(event.lost)
@@ -239,7 +249,7 @@ class PftraceStream(ConvertedStream):
         for arrow, ends in event.flows:
             self._arrow(place, arrow, time_ns, ends=ends)
 
-    def _slice(self, place: Place, event: TrackEvent, time_ns: int) -> None:
+    def _slice(self, place: _Place, event: _TrackEvent, time_ns: int) -> None:
         phase = {BEGIN: "B", END: "E", INSTANT: "i"}[event.kind]
         found: dict[str, Any] = {"cat": ",".join(event.categories), "name": event.name, "args": event.arguments}
         if self._places.merged and isinstance(event.arguments.get("trace_event"), dict):
@@ -269,7 +279,7 @@ class PftraceStream(ConvertedStream):
             found["s"] = "p" if place.tid is None else "t"
         self._emit(phase, place, time_ns, **found)
 
-    def _counter(self, place: Place, event: TrackEvent, time_ns: int) -> None:
+    def _counter(self, place: _Place, event: _TrackEvent, time_ns: int) -> None:
         if event.value is None:
             self.losses["counters_without_a_value"] += 1
             return
@@ -277,7 +287,7 @@ class PftraceStream(ConvertedStream):
         name, _, key = place.name.rpartition(" ")
         self._emit("C", place, time_ns, name=name or key, args={key: event.value})
 
-    def _flow(self, place: Place, event: TrackEvent, time_ns: int) -> None:
+    def _flow(self, place: _Place, event: _TrackEvent, time_ns: int) -> None:
         binding = {"bp": "e"} if event.legacy.get(12) else {}
         number = self._flow_id(event.legacy.get(6, 0))
         phase, category = chr(event.legacy[2]), ",".join(event.categories)
@@ -288,18 +298,13 @@ class PftraceStream(ConvertedStream):
         number = (number - self._flow_offset) % (1 << 64)
         return number + (self._merges - 1 << 48) if self._merges and number < 1 << 48 else f"{number:x}"
 
-    def _arrow(self, place: Place, number: int, time_ns: int, *, ends: bool) -> None:
-        known = self._arrows.get(number)
+    def _arrow(self, place: _Place, number: int, time_ns: int, *, ends: bool) -> None:
+        phase = "f" if ends else "t" if number in self._arrows else "s"
+        known = self._arrows.pop(number, None)
         if known is None:
-            self._arrow_count += 1
-            known = self._arrow_count
-            if not ends:
-                self._arrows[number] = known
-            phase = "f" if ends else "s"
-        else:
-            phase = "f" if ends else "t"
-            if ends:
-                del self._arrows[number]
+            known = self._arrow_count = self._arrow_count + 1
+        if not ends:
+            self._arrows[number] = known
         self._emit(phase, place, time_ns, cat="flow", name="flow", id=known, **({"bp": "e"} if ends else {}))
 
 
@@ -311,3 +316,263 @@ def _unpacked(data: int | bytes) -> bytes:
     if inflater.unconsumed_tail:
         raise WireError(f"packets of more than {_MAX_PACKET_BYTES} bytes")
     return text
+
+
+class _Clocks:
+    """The known clocks of a trace."""
+
+    def __init__(self) -> None:
+        # Offset to boot time in ns by clock, and by sequence for clocks of a sequence.
+        self._to_boot_ns: dict[tuple[int, int], int] = {(0, _BOOTTIME): 0}
+        self._units_ns: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, int], int] = {}
+        self._boot_to_real_ns: int | None = None
+
+    def snapshot(self, sequence: int, message: bytes) -> None:
+        """Add the clocks of a ``ClockSnapshot``."""
+        found: dict[tuple[int, int], int] = {}
+        for number, value in fields(message):
+            if number == 1 and isinstance(value, bytes):
+                clock = {key: item for key, item in fields(value) if isinstance(item, int)}
+                key = self._key(sequence, clock.get(1, 0))
+                unit_ns = clock.get(4, 1) or 1
+                found[key] = clock.get(2, 0) * unit_ns
+                self._units_ns[key] = unit_ns
+                if clock.get(3):
+                    self._last[key] = found[key]
+        known = next((key for key in ((0, _BOOTTIME), *found) if key in found and key in self._to_boot_ns), None)
+        if known is None:
+            return
+        boot_ns = found[known] + self._to_boot_ns[known]
+        for key, time_ns in found.items():
+            self._to_boot_ns[key] = boot_ns - time_ns
+        real = found.get((0, _REALTIME))
+        if real is not None and self._boot_to_real_ns is None:
+            # Use one offset for the whole trace. Later offsets differ by steps of the clock.
+            self._boot_to_real_ns = real - boot_ns
+
+    def time_ns(self, sequence: int, clock: int, time: int) -> int | None:
+        """Return the time of a packet in ns since the epoch (or boot, without a wall clock), or None if unknown."""
+        key = self._key(sequence, clock)
+        time_ns = time * self._units_ns.get(key, 1)
+        if key in self._last:
+            time_ns = self._last[key] = self._last[key] + time_ns
+        to_boot_ns = self._to_boot_ns.get(key)
+        return None if to_boot_ns is None else time_ns + to_boot_ns + (self._boot_to_real_ns or 0)
+
+    @staticmethod
+    def _key(sequence: int, clock: int) -> tuple[int, int]:
+        return (sequence if _FIRST_OF_SEQUENCE <= clock <= _LAST_OF_SEQUENCE else 0, clock)
+
+
+@dataclass(slots=True)
+class _Track:
+    parent: int = 0
+    name: str = ""
+    pid: int | None = None
+    tid: int | None = None
+    counter: bool = False
+    process: str = ""
+    thread: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The process and thread of the events of a track.
+
+    Attributes:
+        pid: The process, or a name for tracks without a process.
+        tid: The thread, or None for tracks of the whole process.
+        task: Id of async events; empty for other events.
+    """
+
+    pid: int | str
+    tid: int | str | None
+    name: str
+    process: str
+    task: str = ""
+
+
+class _Places:
+    """The known tracks of a trace."""
+
+    def __init__(self) -> None:
+        self.merged = False
+        """True if tracekit merged the trace. The track numbers then identify process and thread."""
+        self._tracks: dict[int, _Track] = {}
+        self._found: dict[int, _Place] = {}
+
+    def describe(self, message: bytes) -> _Place | None:
+        """Add a ``TrackDescriptor``. Return the place of a process or thread of a merged trace.
+
+        A process of a merged trace counts even without events, and its descriptions may follow the events.
+        """
+        found = dict(fields(message))
+        process, thread = (dict(fields(found.get(key, b""))) for key in (3, 4))
+        uuid = int(found.get(1, 0))
+        self._tracks[uuid] = _Track(
+            parent=int(found.get(5, 0)),
+            name=next((_text_of(found[key]) for key in (13, 10, 2) if key in found), ""),
+            pid=int((thread if 4 in found else process).get(1, 0)) if found.keys() & {3, 4} else None,
+            tid=signed(int(thread.get(2, 0))) if 4 in found else None,
+            counter=8 in found,
+            process=_text_of(process.get(6, b"")),
+            thread=_text_of(thread.get(5, b"")),
+        )
+        self._found.clear()
+        return self.place(uuid) if self.merged and 0 < uuid < _HASHED else None
+
+    def place(self, uuid: int) -> _Place:
+        """Return the place of the events of a track."""
+        found = self._found.get(uuid)
+        if found is None:
+            track = self._tracks.get(uuid, _Track())
+            found = self._found[uuid] = self._merged(uuid, track) if self.merged else self._other(uuid, track)
+        return found
+
+    @staticmethod
+    def _merged(uuid: int, track: _Track) -> _Place:
+        if uuid >= _HASHED:
+            pid = track.parent >> 32
+            return _Place(pid, None, track.name, "", "" if track.counter else f"{uuid:x}")
+        pid, tid = uuid >> 32, uuid & 0xFFFFFFFF
+        return _Place(
+            pid, tid or None, track.thread or (track.name if tid else ""), track.process or ("" if tid else track.name)
+        )
+
+    def _other(self, uuid: int, track: _Track) -> _Place:
+        pid: int | str | None = None
+        process, seen, at = "", set(), uuid
+        while at in self._tracks and at not in seen:
+            seen.add(at)
+            above = self._tracks[at]
+            pid = above.pid if pid is None else pid
+            process = process or above.process
+            at = above.parent
+        name = track.thread or track.name or track.process
+        if track.tid is not None and pid is not None:
+            return _Place(pid, track.tid, name, process)
+        return _Place(_GLOBAL if pid is None else pid, None if track.counter else f"track {uuid:x}", name, process)
+
+
+def _text_of(value: int | bytes) -> str:
+    """Return a string of a message. Replace invalid UTF-8."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+
+class _Incremental:
+    """The current definitions of a sequence of packets: interned strings, and defaults of its packets."""
+
+    def __init__(self) -> None:
+        self.texts: dict[tuple[int, int], str] = {}
+        self.arguments: dict[bytes, tuple[str, Any]] = {}  # cache of decoded arguments, by their bytes
+        self.track = 0
+        self.clock: int | None = None
+
+    def define(self, message: bytes) -> None:
+        """Add the strings of ``InternedData``."""
+        for table, entry in fields(message):
+            if isinstance(entry, bytes) and table in (_CATEGORIES, _NAMES, _ARGUMENTS, _TEXTS):
+                found = dict(fields(entry))
+                self.texts[table, int(found.get(1, 0))] = _text_of(found.get(2, b""))
+
+    def set_defaults(self, message: bytes) -> None:
+        """Set the defaults from ``TracePacketDefaults``."""
+        for number, value in fields(message):
+            if number == 58 and isinstance(value, int):
+                self.clock = value
+            elif number == 11 and isinstance(value, bytes):
+                self.track = int(dict(fields(value)).get(11, 0))
+
+    def text(self, table: int, value: int | bytes) -> str:
+        """Return a string, which may be interned; empty if its definition is missing."""
+        return self.texts.get((table, value), "") if isinstance(value, int) else _text_of(value)
+
+
+@dataclass(slots=True)
+class _TrackEvent:
+    """A track event.
+
+    ``flows`` contains the numbers of flows, each with True for an end. ``lost`` counts fields without a form in JSON.
+    ``legacy`` contains the fields of an event in the old format: of a flow event, or the flow of a slice.
+    """
+
+    kind: int = 0
+    track: int = 0
+    name: str = ""
+    categories: list[str] = field(default_factory=list)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    value: float | None = None
+    flows: list[tuple[int, bool]] = field(default_factory=list)
+    correlation: int | str | None = None
+    legacy: dict[int, int] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)
+
+
+def _read_event(message: bytes, state: _Incremental) -> _TrackEvent:
+    """Decode a ``TrackEvent``."""
+    event = _TrackEvent(track=state.track)
+    for number, value in fields(message):
+        if number == 9:
+            event.kind = int(value)
+        elif number == 11:
+            event.track = int(value)
+        elif number in (10, 23):
+            event.name = state.text(_NAMES, value)
+        elif number in (3, 22):
+            event.categories.append(state.text(_CATEGORIES, value))
+        elif number == 4 and isinstance(value, bytes):
+            known = state.arguments.get(value)
+            if known is None:
+                known = _argument(value, state)
+                if len(state.arguments) < _MAX_KNOWN:
+                    state.arguments[value] = known
+            event.arguments[known[0]] = known[1]
+        elif number == 30 and isinstance(value, int):
+            event.value = signed(value)
+        elif number == 44 and isinstance(value, bytes):
+            event.value = _DOUBLE.unpack(value)[0]
+        elif number in (47, 48) and isinstance(value, bytes):
+            event.flows += [(arrow, number == 48) for (arrow,) in _FIXED64.iter_unpack(value)]
+        elif number in (36, 42) and isinstance(value, int):
+            event.flows.append((value, number == 42))
+        elif number in (52, 53):
+            event.correlation = value if isinstance(value, int) else _text_of(value)
+        elif number == 6 and isinstance(value, bytes):
+            event.legacy |= {key: item for key, item in fields(value) if isinstance(item, int)}
+            if not event.legacy.keys() <= _LEGACY_FIELDS:
+                event.lost["field_6_of_events"] += 1
+        else:
+            event.lost[f"field_{number}_of_events"] += 1
+    return event
+
+
+def _argument(message: bytes, state: _Incremental) -> tuple[str, Any]:
+    name = ""
+    value: Any = None
+    for number, item in fields(message):
+        if number in (1, 10):
+            name = state.text(_ARGUMENTS, item)
+        elif number == 11 and isinstance(item, bytes):
+            key, entry = _argument(item, state)
+            value = {**value, key: entry} if isinstance(value, dict) else {key: entry}
+        elif number == 12 and isinstance(item, bytes):
+            value = value if isinstance(value, list) else []
+            value.append(_argument(item, state)[1])
+        elif number == 13 and item == 1:
+            # tracekit's marker for null, and for empty lists and dicts.
+            marked = dict(fields(message))
+            return name, {"[]": [], "{}": {}}.get(state.text(_TEXTS, marked.get(17, marked.get(6, b""))))
+        elif isinstance(item, int):
+            found = {2: bool(item), 3: item, 4: signed(item), 7: hex(item)}
+            value = state.text(_TEXTS, item) if number == 17 else found.get(number, value)
+        elif number == 5:
+            value = _DOUBLE.unpack(item)[0]
+        elif number == 8:
+            value = [] if dict(fields(item)).get(1) == _NESTED_LIST else {}
+        elif number in (6, 9):
+            value = _text_of(item)
+            if number == 9:
+                with suppress(ValueError):
+                    value = json.loads(item)
+    return name, value

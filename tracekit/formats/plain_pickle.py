@@ -58,13 +58,12 @@ def read_pickle(data: bytes) -> tuple[Any, bool]:
     """
     machine = _Machine(data)
     try:
-        machine.run()
-        return machine.result(), True
+        return machine.run(), True
     except _CutError:
         return machine.rescued(), False
+    except PickleRefusedError:
+        raise
     except (IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, PickleRefusedError):
-            raise
         raise PickleRefusedError(f"the pickle is damaged at byte {machine.at}") from error
 
 
@@ -85,12 +84,13 @@ class _Machine:
             if opcode.name in known
         }
 
-    def run(self) -> None:
-        """Execute the opcodes up to STOP."""
+    def run(self) -> Any:
+        """Execute the opcodes up to STOP; return the value."""
         for _ in range(_MAX_OPCODES):
             (code,) = self._take(1)
             if code == _STOP:
-                return
+                (value,) = self._stack
+                return value
             if code not in self._do:
                 name = _OPCODES[code].name if code in _OPCODES else "unknown"
                 raise PickleRefusedError(
@@ -100,11 +100,6 @@ class _Machine:
             operation, size = self._do[code]
             operation(self._argument(size) if size else b"")
         raise PickleRefusedError(f"the pickle has more than {_MAX_OPCODES} opcodes")
-
-    def result(self) -> Any:
-        """Return the value at the end."""
-        (value,) = self._stack
-        return value
 
     def rescued(self) -> Any:
         """Return the values of a cut pickle. Close all containers that were being filled."""
@@ -149,15 +144,15 @@ class _Machine:
             "NONE": lambda _: push(None),
             "NEWTRUE": lambda _: push(True),
             "NEWFALSE": lambda _: push(False),
-            "BININT": self._integer,
-            "BININT1": lambda number: push(_unsigned(number)),
-            "BININT2": lambda number: push(_unsigned(number)),
-            "LONG1": self._integer,
-            "LONG4": self._integer,
+            **dict.fromkeys(("BININT1", "BININT2"), lambda number: push(_unsigned(number))),
+            **dict.fromkeys(("BININT", "LONG1", "LONG4"), self._integer),
             "BINFLOAT": lambda number: push(_DOUBLE.unpack(number)[0]),
             **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"), push),
-            **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), self._text),  # of Python 2
-            **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), self._text),
+            # The first two are of Python 2.
+            **dict.fromkeys(
+                ("SHORT_BINSTRING", "BINSTRING", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+                lambda text: push(text.decode("utf-8", "replace")),
+            ),
             "EMPTY_LIST": lambda _: container([]),
             "EMPTY_DICT": lambda _: container({}),
             "EMPTY_TUPLE": lambda _: push(()),
@@ -168,9 +163,8 @@ class _Machine:
             "LIST": lambda _: container(self._marked()),
             "DICT": self._dict,
             "APPEND": lambda _: self._fill(self._popped(1)),
-            "APPENDS": lambda _: self._fill(self._marked()),
             "SETITEM": lambda _: self._fill(self._popped(2)),
-            "SETITEMS": lambda _: self._fill(self._marked()),
+            **dict.fromkeys(("APPENDS", "SETITEMS"), lambda _: self._fill(self._marked())),
             **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda number: push(self._memo[_unsigned(number)])),
             **dict.fromkeys(("BINPUT", "LONG_BINPUT"), lambda number: self._remember(_unsigned(number))),
             "MEMOIZE": lambda _: self._remember(len(self._memo)),
@@ -185,9 +179,6 @@ class _Machine:
             begin = self.at - len(number)
             raise PickleRefusedError(f"at byte {begin} of the pickle there is a number of {len(number)} bytes")
         self._stack.append(int.from_bytes(number, "little", signed=True))
-
-    def _text(self, text: bytes) -> None:
-        self._stack.append(text.decode("utf-8", "replace"))
 
     def _container(self, value: Any) -> None:
         self._containers += 1

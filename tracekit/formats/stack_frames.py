@@ -106,11 +106,11 @@ class StackFrames:
 
     def rename(self, event: Event) -> None:
         """Replace the ids of an event by those of this table. Keep an id that is not in the file's table."""
-        rename_frames(event, self._renamed)
+        rename_frames(event, lambda raw: self._replaced(raw, self._renamed))
 
     def write_out(self, event: Event) -> None:
         """Replace the ids of an event by lists of frames, for a format without a frame table. Innermost frame first."""
-        rename_frames(event, self._written_out)
+        rename_frames(event, lambda raw: self._replaced(raw, self._written_out))
 
     def _add(self, key: str, frames: dict[str, dict[str, Any]]) -> None:
         import hashlib  # few traces have stack frames
@@ -132,37 +132,33 @@ class StackFrames:
             self._frames[name] = text, parent, _words(fields)
             parent = name
 
-    def _id_of(self, raw: bytes) -> str | None:
-        key = frame_key(raw)
-        return None if key is None else self._ids.get(key)
-
-    def _renamed(self, raw: bytes) -> Raw:
+    def _replaced(self, raw: bytes, new: Callable[[str], Any]) -> Raw:
         known = self._known.get(raw)
         if known is None:
-            at = name = self._id_of(raw)
+            key = frame_key(raw)
+            name = None if key is None else self._ids.get(key)
             if name is None:
                 return Raw(raw)
-            known = self._known[raw] = Raw(encode_json(name))
-            while at is not None and at not in self.used:
-                self.used[at], at, _ = self._frames[at]
+            known = self._known[raw] = Raw(encode_json(new(name)))
         return known
 
-    def _written_out(self, raw: bytes) -> Raw:
-        known = self._known.get(raw)
-        if known is None:
-            at = self._id_of(raw)
-            if at is None:
-                return Raw(raw)
-            stack: list[str] = []
-            while at is not None:
-                _, at, words = self._frames[at]
-                stack.append(words)
-            if len(stack) > _MOST_LISTED:
-                stack[_MOST_LISTED:] = [f"{len(stack) - _MOST_LISTED} more"]
-            if len(self._known) >= _MOST_KNOWN:  # each entry contains all callers
-                self._known.clear()
-            known = self._known[raw] = Raw(encode_json(stack))
-        return known
+    def _renamed(self, name: str) -> str:
+        at: str | None = name
+        while at is not None and at not in self.used:
+            self.used[at], at, _ = self._frames[at]
+        return name
+
+    def _written_out(self, name: str) -> list[str]:
+        if len(self._known) >= _MOST_KNOWN:  # each entry contains all callers
+            self._known.clear()
+        stack: list[str] = []
+        at: str | None = name
+        while at is not None:
+            _, at, words = self._frames[at]
+            stack.append(words)
+        if len(stack) > _MOST_LISTED:
+            stack[_MOST_LISTED:] = [f"{len(stack) - _MOST_LISTED} more"]
+        return stack
 
 
 def _words(fields: dict[str, Any]) -> str:

@@ -1,15 +1,18 @@
-"""Events of the Trace Event Format: decode them from JSON, and encode them.
+"""Events of the Trace Event Format: decode, encode and repair them.
 
-Fields that a tool does not need stay undecoded JSON text. So unchanged fields stay the same to the byte, and decimals
-exact.
+Fields that a tool does not need stay undecoded JSON text. So unchanged fields stay the same to the byte, and decimals exact.
 """
 
 from __future__ import annotations
 
+import re
+import struct
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+
+from tracekit.formats.decimal_time import parse_us
 
 __all__ = [
     "REFUSED",
@@ -23,6 +26,7 @@ __all__ = [
     "decode_events",
     "decode_json",
     "decode_or_none",
+    "decode_raw",
     "decode_raw_dict",
     "decode_raw_list",
     "decode_run",
@@ -91,6 +95,8 @@ decode_any = msgspec.json.Decoder().decode
 """Decode any JSON value; see `decode_json`."""
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 """Decode a JSON array. Each item stays JSON text."""
+decode_raw = msgspec.json.Decoder(Raw).decode
+"""Check any JSON value, which stays JSON text."""
 _encoder = msgspec.json.Encoder()
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
@@ -174,3 +180,158 @@ def encode_event(event: Event) -> bytes:
     text = known + (b"," if known != b"{" else b"") + others
     event.extra = extra
     return text
+
+
+PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
+"""The phases of the Trace Event Format, including those that few viewers show."""
+
+MAX_DEPTH: Final = 512
+"""Maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)."""
+
+MAX_NESTING: Final = 64
+"""Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show."""
+
+FREE_NUMBERS: Final = 3 * 2**30
+"""Ids from here on are given to processes and threads without a usable number; tracekit's own lanes begin at 2**30."""
+
+_QUOTE, _BRACE = ord('"'), ord("{")
+_first_byte = struct.Struct("B").unpack_from  # into a tuple: several times as fast as a memoryview
+_NULL: Final = b"null"
+_INSTANTS: Final = frozenset("iIR")
+_FLOWS: Final = frozenset("stf")
+_SCOPES: Final = frozenset({b'"t"', b'"p"', b'"g"'})
+_BIND_ENCLOSING: Final = b'"e"'
+_DURATION: Final = re.compile(rb"\d+(?:\.\d+)?")
+_NUMBER_TEXT: Final = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+
+
+def raw_field(field: Any) -> bytes:
+    """Return the JSON text of a field; empty if it is absent."""
+    return b"" if field is UNSET else bytes(field)
+
+
+def name_and_category(event: Event) -> tuple[bytes, bytes]:
+    """Return the undecoded name and category, which identify a slice. Empty counts as missing, as in Perfetto."""
+    name, category = raw_field(event.name), raw_field(event.cat)
+    return name if name != b'""' else b"", category if category != b'""' else b""
+
+
+def raw_number(value: Any) -> Any:
+    """Return the canonical form of a ``pid`` or ``tid``: 0 if it is absent or null, whole numbers as `int`.
+
+    A string with a decimal number becomes that number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid":
+    "5555"``.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, str):
+        return int(value) if _NUMBER_TEXT.fullmatch(value) else value
+    if value is UNSET or value is None:
+        return 0
+    if isinstance(value, float):
+        return int(value) if abs(value) < 2**63 else 0
+    return value
+
+
+class FreeNumbers:
+    """Numbers for the threads of a process, or the processes of a trace, without a usable number."""
+
+    def __init__(self) -> None:
+        self._given: set[int] = set()
+        self._next = FREE_NUMBERS
+
+    def take(self, wanted: int = 0) -> int:
+        """Return the wanted number if it is free and from `FREE_NUMBERS` on, or the next free one."""
+        number = wanted
+        while number < FREE_NUMBERS or number in self._given:
+            number = self._next
+            self._next += 1
+        self._given.add(number)
+        return number
+
+
+def time_field(field: Any) -> int | None:
+    """Return a ``ts`` or ``dur`` in ns, or None if it is absent or not a number; see `parse_us`."""
+    return None if field is UNSET else parse_us(bytes(field))
+
+
+def text_of(field: Raw) -> Raw:
+    """Return a field as a JSON string. A value of another type becomes a string with its JSON text."""
+    return field if _first_byte(field)[0] == _QUOTE else Raw(encode_json(bytes(field).decode()))
+
+
+def args_depth(args: Raw) -> int:
+    """Return the nesting depth of arguments, or 0 if they clearly do not exceed `MAX_NESTING`."""
+    # Two counts are much cheaper than a walk, and nearly always enough.
+    if len(args) <= 2 * MAX_NESTING:
+        return 0
+    text = bytes(args)
+    if text.count(b"{") + text.count(b"[") <= MAX_NESTING:
+        return 0
+    depth = deepest = 0
+    for token in _BRACKETS.finditer(text):
+        first = token[0][:1]
+        if first in b"{[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif first in b"}]":
+            depth -= 1
+    return deepest
+
+
+def repair_fields(event: Event) -> list[str]:
+    """Convert fields of an event to the types that viewers expect. Keep their values if viewers can show them.
+
+    Returns:
+        The kinds of repair.
+    """
+    kinds: list[str] = []
+    phase = event.ph
+    for key in ("name", "cat"):
+        text = getattr(event, key)
+        if text is not UNSET and _first_byte(text)[0] != _QUOTE:
+            setattr(event, key, UNSET if bytes(text) == _NULL else text_of(text))
+            kinds.append(f"{key}_not_text")
+    if event.name is UNSET and phase != "E":
+        event.name = Raw(b'""')
+        kinds.append("missing_name")
+    if event.cat is UNSET and phase in _FLOWS:
+        event.cat = Raw(b'""')
+        kinds.append("missing_cat")
+    if event.args is not UNSET and _first_byte(event.args)[0] != _BRACE:
+        event.args = UNSET if bytes(event.args) == _NULL else Raw(b'{"args":%b}' % bytes(event.args))
+        kinds.append("args_not_object")
+    if event.args is UNSET and phase == "M":
+        event.args = Raw(b"{}")
+        kinds.append("missing_args")
+    if event.args is not UNSET and args_depth(event.args) > MAX_NESTING:
+        event.args = _flattened(event.args, MAX_NESTING)
+        kinds.append("args_too_deep")
+    if event.dur is not UNSET and phase != "X" and not _DURATION.fullmatch(event.dur):
+        event.dur = UNSET
+        kinds.append("bad_dur")
+    if event.s is not UNSET and phase in _INSTANTS and bytes(event.s) not in _SCOPES:
+        event.s = UNSET
+        kinds.append("bad_scope")
+    if event.bp is not UNSET and bytes(event.bp) != _BIND_ENCLOSING:
+        event.bp = UNSET
+        kinds.append("bad_bp")
+    return kinds
+
+
+def _flattened(value: Raw, levels: int) -> Raw:
+    """Return a JSON value. Parts below ``levels`` levels become strings with their JSON text."""
+    first = _first_byte(value)[0]
+    if first not in b"{[":
+        return value
+    if not levels:
+        return text_of(value)
+    if first == _BRACE:
+        return Raw(encode_json({key: _flattened(inner, levels - 1) for key, inner in decode_raw_dict(value).items()}))
+    return Raw(encode_json([_flattened(inner, levels - 1) for inner in decode_raw_list(value)]))
+
+
+def duration_of(event: Event) -> int:
+    """Return the duration of an event in ns, or 0 without a valid one."""
+    return max(time_field(event.dur) or 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import TYPE_CHECKING, Final
@@ -47,9 +48,6 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
     Args:
         path: The file or URL.
         limit_bytes: Maximum number of bytes to read from the file; None for all.
-
-    Raises:
-        StorageError: The file is missing or cannot be read.
     """
     source = ByteStream(path, limit_bytes)
     form = form_of(source.peek())
@@ -65,13 +63,7 @@ def open_trace(path: str, limit_bytes: int | None = None) -> TraceStream:
 
 
 def content_digest(path: str) -> bytes:
-    """Return a digest of the result of `open_trace`. It is the same for a plain file and its packed copy.
-
-    Raises:
-        StorageError: The file is missing or cannot be read.
-    """
-    import hashlib
-
+    """Return a digest of the result of `open_trace`. It is the same for a plain file and its packed copy."""
     digest = hashlib.sha256()
     with open_trace(path) as stream:
         while piece := stream.read():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import StorageError
 from tracekit.formats.decimal_time import whole_number
-from tracekit.formats.protobuf_wire import WireError, fields, varint
+from tracekit.formats.pftrace import WireError, fields, varint
 from tracekit.storage import basename, exists, open_read
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class ProfileStart:
 
     Attributes:
         start_ns: The zero of its times, in ns since the epoch by its host's wall clock, or None if unknown.
-        error_ns: Maximum error of the start.
         source: Description of the source of the start; empty without one.
         identity: The known values of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ...
     """
@@ -104,11 +103,7 @@ def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> P
 
 
 def start_in_xplane(trace: str) -> ProfileStart:
-    """Return the start and identity from the protobuf next to a JSON trace. Empty without a readable protobuf.
-
-    Args:
-        trace: The JSON trace, ``<host>.trace.json.gz``.
-    """
+    """Return the start and identity from the protobuf next to a JSON trace. Empty without a readable protobuf."""
     path = _TRACE_SUFFIX.sub(".xplane.pb", trace)
     try:
         if path == trace or not exists(path):
@@ -131,13 +126,11 @@ def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
     hosts: list[str] = []
     stats: dict[bytes, int] = {}
     for number, wire_type, size in _entries(file):
-        if wire_type == 0:
-            continue
-        if number == _HOSTNAMES:
+        if wire_type and number == _HOSTNAMES:
             hosts.append(file.read(size).decode("utf-8", "replace"))
-        elif number == _PLANES and size <= _MAX_PLANE_BYTES:
-            _read_plane(file.read(size), stats)
-        else:
+        elif wire_type and number == _PLANES and size <= _MAX_PLANE_BYTES:
+            stats |= _numbers_of_plane(file.read(size))
+        elif wire_type:
             file.seek(size, 1)
     return hosts, stats
 
@@ -172,13 +165,13 @@ def _entries(file: BinaryIO) -> Iterator[tuple[int, int, int]]:
         yield key >> 3, key & 7, size
 
 
-def _read_plane(plane: bytes, stats: dict[bytes, int]) -> None:
+def _numbers_of_plane(plane: bytes) -> dict[bytes, int]:
     content: dict[int, list[int | bytes]] = {}
     for number, value in fields(plane):
         content.setdefault(number, []).append(value)
     if content.get(_PLANE_NAME, [b""])[0] not in _WANTED_PLANES:
-        return
-    names = {}
+        return {}
+    names, stats = {}, {}
     for entry in content.get(_STAT_NAMES, ()):
         pair = dict(fields(entry))
         names[pair.get(_KEY, 0)] = dict(fields(pair.get(_VALUE, b""))).get(_NAME)
@@ -187,6 +180,7 @@ def _read_plane(plane: bytes, stats: dict[bytes, int]) -> None:
         name, value = names.get(told.get(_STAT_NAME, 0)), told.get(_UNSIGNED, told.get(_SIGNED, 0))
         if isinstance(name, bytes) and isinstance(value, int) and value < 2**63:
             stats[name] = value
+    return stats
 
 
 def _varint(file: BinaryIO) -> int | None:

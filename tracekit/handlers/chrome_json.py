@@ -16,7 +16,7 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.events import earliest
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
-from tracekit.handlers.gap import Gap, OpenSlices, count_events, newest_ns, span_ns
+from tracekit.handlers.gap import CarriedSlices, Gap, count_events, newest_ns, span_ns
 from tracekit.handlers.merge_process import DEFAULT_TIMEOUT_S, EndMerge, report_merges
 from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
 from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, Retention, Rotation, trace_name
@@ -178,7 +178,7 @@ class JSONTraceHandler(TraceHandler):
         self._since: tuple[int, Timestamp] | None = None  # when the events of the file begin; None before the first
         self._delivered_ns = 0  # the file holds every event up to this time
         self._cut_ns: int | None = 0  # time of the cut at the end of the last file; None if it was not cut
-        self._open_slices = OpenSlices()
+        self._open_slices = CarriedSlices()
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
         self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that does not exist yet

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.events import COUNTER, WIDTH, EventBatch, Timestamps
-from tracekit.handlers.gap import OpenSlices, newest_ns
+from tracekit.handlers.gap import CarriedSlices, newest_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ class EventRing:
         self._max_bytes = max_bytes
         self._chunks: deque[_Chunk] = deque()
         self._tables: EventBatch | None = None
-        self._open_before = OpenSlices()  # slices that were open where the kept events begin
+        self._open_before = CarriedSlices()  # slices that were open where the kept events begin
         self._begun: dict[int, Timestamp] = {}  # start of each such slice, and the training time at that moment
         self.size_bytes = 0
         self.events = 0

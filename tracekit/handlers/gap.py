@@ -1,4 +1,4 @@
-"""Gap: the events that a trace file lacks, and the records that repair it. OpenSlices: the slices that cross two files."""
+"""Gap: the events that a trace file lacks, and the records that repair it. CarriedSlices: the slices that cross two files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def newest_ns(records: Sequence[Any]) -> int:
     return last_ns
 
 
-class OpenSlices:
+class CarriedSlices:
     """Follows the starts and finishes of the slices that stay open from one batch to the next.
 
     A batch has the start of every slice that is open at its end, so no other state is carried over to the next batch.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.arguments import check_path, check_seconds, check_whole
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError, StorageError, TimeError
-from tracekit.formats.segment_index import index_name
+from tracekit.formats.rank_trace import index_name
 from tracekit.handlers.rank_file import NameTakenError, RankFile, check_mode, make_folder, name_taken
 from tracekit.naming import FileName, shown
 from tracekit.outbox.outbox import LocalOutbox, Outbox

@@ -1,4 +1,4 @@
-"""OpenSlices: the open slices of a training loop, one inside the other."""
+"""NestedMarkers: the open slices of a training loop, one inside the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tracekit.recording.marker import Marker
 
 
-class OpenSlices:
+class NestedMarkers:
     """The open slices of one thread by key, each inside the one before it."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_torchdynamo_compiling
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.hooks import model_hook, recorded_pass, watch
-from tracekit.integrations.slices import OpenSlices
+from tracekit.integrations.slices import NestedMarkers
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TracekitCallback(TrainerCallback):
         self.profiler = profiler
         self._is_mine = False
         self._thread = threading.get_ident()  # of the training
-        self._open = OpenSlices()
+        self._open = NestedMarkers()
         self._undo: list[Callable[[], object]] = []
         # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
         # than the Trainer shows, and as seen by the model, which is silent when it is compiled, and may be called twice.

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.kineto import rank_of_header
 from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import (
     BASE_TIME_KEY,
     CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
-    COMPOSER_RANK_EVENT,
     COMPOSER_SYNC_ERROR_EVENT,
     COMPOSER_SYNC_EVENT,
 )
@@ -29,7 +27,7 @@ from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
 from tracekit.storage import basename, is_remote, modified_ns, size_bytes
-from tracekit.traces.inputs import base_of
+from tracekit.traces.inputs import base_of, rank_inside
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
 if TYPE_CHECKING:
@@ -145,7 +143,7 @@ class Input:
         base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
         identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
             profiler states. Only keys that distinguish processes, clocks and hosts.
-        stated_rank: The rank that the header, or Composer's metadata, states, and the key that says so.
+        rank_inside: See `tracekit.traces.inputs.rank_inside`.
         named_pids: The real process ids that were seen, each with the name of the process.
         tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
             (rank, kind, JSON).
@@ -171,8 +169,7 @@ class Input:
     profile: ProfileStart | None
     base_ns: int | None = None
     identity: dict[str, Any] = field(default_factory=dict)
-    own_rank: int | None = None
-    stated_rank: tuple[int, str] | None = None
+    rank_inside: tuple[int, str] | None = None
     rank_of_pid: Mapping[Any, int] = field(default_factory=dict)
     host_name: Any = None
     named_pids: tuple[tuple[int, str | None], ...] = ()
@@ -194,11 +191,7 @@ class Input:
         if self.profile is not None:
             stated = self.profile.identity
         self.identity = {key: stated[key] for key in _KEPT if key in stated}
-        rank = metadata.get("rank")
-        self.own_rank = rank if isinstance(rank, int) else None
-        self.stated_rank = rank_of_header(header)
-        if self.stated_rank is None and len(self.composer_ranks) == 1:
-            self.stated_rank = self.composer_ranks[0], COMPOSER_RANK_EVENT
+        self.rank_inside = rank_inside(header, metadata, self.composer_ranks)
         if self.kind == "merged":
             self.rank_of_pid = merged_ranks(header) or {}
         else:

@@ -8,9 +8,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.segment_index import INDEX_SUFFIX, listed_segments
+from tracekit.formats.rank_trace import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_event import decode_json
-from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
 from tracekit.merge.plan.layout import passes, stride_for, units_of
@@ -21,7 +20,7 @@ from tracekit.merge.report import LeftOut, OmissionReport
 from tracekit.merge.scan.merged_tables import read_tables
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, without_secrets
-from tracekit.traces.inputs import omission_reason
+from tracekit.traces.inputs import is_other_json, omission_reason, trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

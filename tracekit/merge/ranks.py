@@ -6,13 +6,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError, StorageError, TraceFormatError
-from tracekit.formats.kineto import rank_in_name
-from tracekit.formats.segment_index import INDEX_KEY, INDEX_SUFFIX
+from tracekit.formats.rank_trace import INDEX_KEY, INDEX_SUFFIX
 from tracekit.formats.trace_event import decode_json
-from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.merge.scan.merged_tables import check_merged, read_tables
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import basename, file_identity, is_remote, open_read, printable_name
+from tracekit.traces.inputs import CERTAIN_RANKS, stated_rank
 from tracekit.traces.labels import labels_in_name, ranks_of_labels
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from tracekit.merge.selection.selection import Selection
 
 _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
-_CERTAIN: Final = frozenset({"tracekit_metadata", "distributedInfo.rank", "tracekit.rank"})
+_CERTAIN: Final = CERTAIN_RANKS | {"tracekit.rank"}
 """The sources of a rank that no later part of the file can change."""
 
 
@@ -120,8 +119,8 @@ def _companions(inputs: Sequence[Input]) -> dict[str, int]:
         for item in merges:
             read_tables(item)
     for item in inputs:
-        if item.own_rank is not None:
-            companions.update((basename(name), item.own_rank) for name in item.companions)
+        if item.rank_inside is not None:
+            companions.update((basename(name), item.rank_inside[0]) for name in item.companions)
         for known in item.processes.values():
             if known.identity is not None:
                 companions.update((name, known.rank) for name in known.identity.companions)
@@ -129,21 +128,8 @@ def _companions(inputs: Sequence[Input]) -> dict[str, int]:
 
 
 def _stated_rank(item: Input, companions: Mapping[str, int]) -> tuple[int, str] | None:
-    own = item.own_rank
-    if own is not None and own >= 0:
-        return own, "tracekit_metadata"
-    stated = item.stated_rank
-    if stated is not None and stated[1] == "distributedInfo.rank":
-        return stated
-    if item.profile is not None and "rank" in item.profile.identity:
-        return item.profile.identity["rank"], ANCHOR_EVENT
-    name = printable_name(item.path)
-    if name in companions:
-        return companions[name], "tracekit_companion"
-    if stated is not None:
-        return stated
-    in_name = rank_in_name(name)
-    return None if in_name is None else (in_name, "file name")
+    anchored = None if item.profile is None else item.profile.identity.get("rank")
+    return stated_rank(item.path, item.rank_inside, companions, anchored)
 
 
 def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Mapping[str, int]) -> dict[str, int]:

@@ -6,15 +6,14 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.losses import CUT, FAILED
-from tracekit.formats.merged_head import MAX_KEYS, MAX_VALUE_BYTES
+from tracekit.formats.merged_head import CUT, FAILED, MAX_KEYS, MAX_VALUE_BYTES
 from tracekit.merge.align.clock_descriptions import duration
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracekit.formats.losses import RecordingLoss
+    from tracekit.formats.merged_head import RecordingLoss
 
 FORMAT_VERSION: Final = 1
 _LISTED: Final = 12

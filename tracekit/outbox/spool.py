@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.errors import StorageError
-from tracekit.formats.segment_index import Segment
+from tracekit.formats.rank_trace import Segment
 from tracekit.naming import safe_text
 from tracekit.storage import basename, make_folders
 from tracekit.version import __version__

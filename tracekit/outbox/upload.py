@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tracekit import storage
 from tracekit.errors import StorageError
-from tracekit.formats.segment_index import index_document
+from tracekit.formats.rank_trace import index_document
 from tracekit.naming import following_names
 from tracekit.outbox.outbox import pack
 from tracekit.outbox.spool import digest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TypeAlias
 
-    from tracekit.formats.segment_index import Segment
+    from tracekit.formats.rank_trace import Segment
     from tracekit.outbox.spool import Spool
 
     _Calls: TypeAlias = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.losses import ACCOUNTS, Accounts, stated_losses
-from tracekit.formats.merged_head import PROCESS_EVENT
-from tracekit.formats.rank_clock import stated_ranks
+from tracekit.formats.merged_head import ACCOUNTS, PROCESS_EVENT, Accounts, stated_losses, stated_ranks
 from tracekit.formats.rank_trace import CLOCK_OFFSET_EVENT, CLOCK_STEP_EVENT
 
 if TYPE_CHECKING:

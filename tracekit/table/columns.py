@@ -8,18 +8,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit import core
-from tracekit.formats.event_fields import FREE_NUMBERS, FreeNumbers, raw_field, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader, decode
 from tracekit.formats.merged_head import merged_ranks
 from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT, METADATA_EVENT
-from tracekit.formats.trace_event import decode_event, decode_json, decode_or_none, encode_event
+from tracekit.formats.trace_event import (
+    FREE_NUMBERS,
+    FreeNumbers,
+    decode_event,
+    decode_json,
+    decode_or_none,
+    encode_event,
+    raw_field,
+    raw_number,
+    time_field,
+)
 from tracekit.storage import without_secrets
 from tracekit.table.account import AccountCollector
 from tracekit.table.growth import NewBytes
 from tracekit.table.plain_columns import DEVICE_CATEGORIES, NO_ARGS, PlainColumns
 from tracekit.table.rows import RowWriter
 from tracekit.table.steps import Step, step_columns
-from tracekit.traces.inputs import base_of, stated_rank
+from tracekit.traces.inputs import base_of, rank_inside, stated_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -316,7 +325,8 @@ class _Metadata:
 
     def rank(self, reader: TraceReader) -> int | None:
         """Return the rank that a trace states, as far as it was read."""
-        return stated_rank(reader.path, reader.header, self._own, self._composer_ranks)
+        found = stated_rank(reader.path, rank_inside(reader.header, self._own, self._composer_ranks))
+        return None if found is None else found[0]
 
     def facts(self, reader: TraceReader, tracks: Sequence[tuple[bytes, bytes]], writer: RowWriter) -> FileFacts:
         """Return the facts of the file, after its end."""

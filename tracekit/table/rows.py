@@ -6,7 +6,6 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.json.reader import decode
 from tracekit.formats.trace_event import (
     REFUSED,
@@ -18,6 +17,9 @@ from tracekit.formats.trace_event import (
     decode_raw_dict,
     encode_event,
     encode_json,
+    raw_field,
+    raw_number,
+    time_field,
 )
 from tracekit.table.steps import StepCollector, is_step_name
 

@@ -7,9 +7,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.event_fields import raw_field, time_field
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
-from tracekit.formats.trace_event import decode_or_none
+from tracekit.formats.trace_event import decode_or_none, raw_field, time_field
 
 if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_paths
 from tracekit.errors import TraceFormatError
-from tracekit.formats.event_fields import time_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_or_none
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none, time_field
 from tracekit.statistics import DurationStatistics
 from tracekit.storage import expand, without_secrets
 from tracekit.timers.table import TimerTable

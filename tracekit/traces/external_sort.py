@@ -44,10 +44,6 @@ class ExternalSort:
     def add(self, item: tuple[Any, ...], size_bytes: int = 0) -> None:
         """Add an item.
 
-        Args:
-            item: The tuple; no two are equal.
-            size_bytes: The size of the bytes in it.
-
         Raises:
             StorageError: The scratch file cannot be written.
         """

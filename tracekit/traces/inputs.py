@@ -2,23 +2,125 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, StorageError, TraceFormatError, TracekitError
+from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.kineto import rank_in_name, rank_of_header
-from tracekit.formats.rank_trace import BASE_TIME_KEY
-from tracekit.formats.trace_files import TRACE_SUFFIXES, trace_files
-from tracekit.storage import basename, is_remote, same_file
+from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
+from tracekit.formats.xprof import ANCHOR_EVENT
+from tracekit.storage import basename, exists, expand, is_remote, open_read, printable_name, same_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp", ".pftrace", ".pftrace.gz", ".pftrace.zst")
+"""Suffixes of trace files."""
+
+# As `tracekit.capture.folder` names them.
+_CONTROL_NAME: Final = re.compile(r"(?:.*[/\\])?(?:request|ranks[/\\]rank\d+)\.json", re.DOTALL)
+_MAX_OTHER_BYTES: Final = 16 * 1024 * 1024
+_MAX_CONTROL_BYTES: Final = 64 << 10
+_CONTROL_KEYS: Final = (
+    frozenset({"rank", "world_size", "look_seconds"}),  # the status of a rank
+    frozenset({"steps"}),  # a request
+    frozenset({"seconds"}),
+    frozenset({"stop"}),
+)
 
 ANONYMOUS: Final = ".anonymous.json"
 """The ending of the copies of `tracekit anonymise` in place of that of the trace, without ``.gz``."""
 
+CERTAIN_RANKS: Final = frozenset({METADATA_EVENT, "distributedInfo.rank"})
+"""The sources of a rank that nothing outside the file can change."""
+
 _ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.zst", ".json.gz", ".json", ".gz")
+
+
+def trace_files(
+    pattern: str, suffixes: Sequence[str] = TRACE_SUFFIXES, *, flight_dumps: bool = False, pipes: bool = False
+) -> list[str]:
+    """Return the traces at a path, glob, folder or URL, sorted by name.
+
+    The path of a single file is returned without a check. The documents of on-demand capture are not traces. An
+    ``xplane.pb`` of XLA's profiler is replaced by the trace next to it, which needs it for its start time.
+
+    Args:
+        pattern: Path, glob, folder or URL.
+        suffixes: Suffixes of the traces in a folder.
+        flight_dumps: Also find the flight-recorder dumps of torch in a folder. They have no suffix, or ``.bin``.
+        pipes: Accept a pipe, which can be read only once.
+
+    Raises:
+        StorageError: Nothing is found, or a pipe is found and not accepted.
+    """
+    found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None, pipes=pipes)
+    found = list(dict.fromkeys(map(_trace_of_xplane, found)))
+    if len(found) == 1 and same_file(found[0], pattern):
+        return found
+    traces = [path for path in found if not _is_control_document(path)]
+    if not traces:
+        raise StorageError(f"{pattern}: the only JSON files there are documents of on-demand capture, not traces")
+    return traces
+
+
+def is_other_json(path: str) -> bool:
+    """Return True if a file that is not a trace is a whole JSON document, such as a report or settings."""
+    text = b""
+    try:
+        with ByteStream(path) as stream:
+            while (piece := stream.read()) and len(text) <= _MAX_OTHER_BYTES:
+                text += piece
+            if stream.damage or len(text) > _MAX_OTHER_BYTES:
+                return False
+        json.loads(text)
+    except (TraceFormatError, StorageError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _trace_of_xplane(path: str) -> str:
+    stem = path.removesuffix(".xplane.pb")
+    traces = [] if stem == path else [f"{stem}.trace.json.gz", f"{stem}.trace.json"]
+    return next((trace for trace in traces if exists(trace)), path)
+
+
+def _is_flight_dump(path: str) -> bool:
+    """Return True for a flight-recorder dump: a name without a suffix or with ``.bin``, and the content of a dump."""
+    name = basename(path)
+    if "." in name and not name.endswith(".bin"):
+        return False
+    if is_remote(path) and rank_in_name(name) is None:  # opening every object of a bucket takes too long
+        return False
+    from tracekit.formats.flight_dump import is_flight_dump  # rarely needed
+
+    try:
+        with ByteStream(path) as stream:
+            return is_flight_dump(stream.peek())
+    except TracekitError:
+        return False
+
+
+def _is_control_document(path: str) -> bool:
+    if not _CONTROL_NAME.fullmatch(path):
+        return False
+    try:
+        with open_read(path) as file:
+            data = file.read(_MAX_CONTROL_BYTES + 1)
+        document = json.loads(data) if len(data) <= _MAX_CONTROL_BYTES else None
+    except (StorageError, OSError, ValueError, RecursionError):
+        return False
+    return (
+        isinstance(document, dict)
+        and "traceEvents" not in document
+        and any(keys <= document.keys() for keys in _CONTROL_KEYS)
+    )
 
 
 def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
@@ -61,24 +163,45 @@ def recovered_copies(path: str) -> tuple[str, str]:
     return f"{stem}.recovered.json", f"{stem}.recovered.json.gz"
 
 
-def stated_rank(
-    path: str, header: dict[str, Any], metadata: dict[str, Any], composer_ranks: Collection[int] = ()
-) -> int | None:
-    """Return the rank that a trace states, inside or by its name; None when it does not.
+def rank_inside(
+    header: dict[str, Any], metadata: dict[str, Any], composer_ranks: Collection[int] = ()
+) -> tuple[int, str] | None:
+    """Return the rank that a trace states inside, and the event or key that states it; None when none does.
 
     Args:
-        path: The file.
         header: The keys next to its events.
         metadata: Those of a rank trace.
         composer_ranks: The ranks in Composer's metadata; several where Composer has merged.
     """
     own = whole_number(metadata.get("rank"))
     if own is not None:
-        return own
-    stated = rank_of_header(header)
-    if stated is not None:
-        return stated[0]
-    return next(iter(composer_ranks)) if len(composer_ranks) == 1 else rank_in_name(basename(path))
+        return own, METADATA_EVENT
+    found = rank_of_header(header)
+    if found is None and len(composer_ranks) == 1:
+        found = next(iter(composer_ranks)), COMPOSER_RANK_EVENT
+    return found
+
+
+def stated_rank(
+    path: str, inside: tuple[int, str] | None, companions: Mapping[str, int] | None = None, anchored: int | None = None
+) -> tuple[int, str] | None:
+    """Return the rank of a trace, and what states it; None when nothing does.
+
+    Args:
+        path: The file.
+        inside: The result of `rank_inside`.
+        companions: The rank of each file that a rank trace names as a trace of its process.
+        anchored: The rank in the clock anchor of a trace of XLA's profiler.
+    """
+    name = printable_name(path)
+    if inside is not None and inside[1] in CERTAIN_RANKS:
+        return inside
+    if anchored is not None:
+        return anchored, ANCHOR_EVENT
+    if companions and name in companions:
+        return companions[name], COMPANION_EVENT
+    in_name = rank_in_name(name)
+    return inside or (None if in_name is None else (in_name, "file name"))
 
 
 def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
@@ -91,3 +214,40 @@ def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
         # A double holds it to 256 ns, and Kineto's bases are whole seconds.
         base = round(base / 1e9) * 10**9
     return whole_number(base, 2**62) or 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RunFolder:
+    """A folder with the traces of a run. Later ones are greater.
+
+    Attributes:
+        modified_s: Time of the last write to a trace, in seconds since the epoch.
+    """
+
+    modified_s: float
+    path: Path
+    files: int
+    size_bytes: int
+
+
+def find_runs(root: Path) -> Iterator[RunFolder]:
+    """Yield the runs at and below a folder, in no order.
+
+    A folder below a run, such as that of the JAX traces, is no further run. The root may hold traces and runs.
+    """
+    for place, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if not any(name.endswith(TRACE_SUFFIXES) for name in files):
+            continue
+        parent = Path(place)
+        try:
+            status = [Path(path).stat() for path in trace_files(place) if parent != root or Path(path).parent == root]
+        except (StorageError, OSError):
+            continue  # only documents of captures, or it is being removed
+        if not status:
+            continue
+        if parent != root:
+            folders.clear()
+        yield RunFolder(
+            max(found.st_mtime for found in status), parent, len(status), sum(found.st_size for found in status)
+        )

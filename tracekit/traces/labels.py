@@ -10,7 +10,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.trace_event import decode_json
+from tracekit.formats.trace_event import Raw, decode_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -86,11 +86,14 @@ def labels_of_groups(info: Any, rank: int) -> Labels:
             continue
         description = str(group.get("pg_desc", "")).partition(",")[0].strip().lower()
         half = _SPLIT_DATA.get(description.removeprefix("mesh_"))
-        dimension = _dimension(description)
+        match = _GROUP.fullmatch(description)
         if half is not None:
             data[half] = ranks.index(rank), len(ranks)
-        elif dimension is not None:
-            labels.setdefault(dimension, ranks.index(rank))
+        elif match is not None:
+            words = re.sub(r"[ _]", "", match[1])
+            dimension = _LONG_NAMES.get(words) if match[2] else match[1] if match[1] in DIMENSIONS else None
+            if dimension is not None:
+                labels.setdefault(dimension, ranks.index(rank))
     if "dp" not in labels and any(data):
         (outer, _), (inner, size) = (half or (0, 1) for half in data)
         labels["dp"] = outer * size + inner
@@ -142,18 +145,8 @@ def ranks_of_labels(labels: Sequence[Labels]) -> list[int] | None:
     return None
 
 
-def _dimension(description: str) -> str | None:
-    match = _GROUP.fullmatch(description)
-    if match is None or match[2]:
-        return None if match is None else _LONG_NAMES.get(re.sub(r"[ _]", "", match[1]))
-    return match[1] if match[1] in DIMENSIONS else None
-
-
 def _ranks(value: Any) -> list[int]:
     """Return the ranks of a group: a list, or its text as Kineto's on-demand traces have it."""
     if isinstance(value, str):
-        try:
-            value = decode_json(value.encode())
-        except ValueError:
-            return []
+        value = decode_or_none(Raw(value.encode()))
     return [rank for rank in value if type(rank) is int] if isinstance(value, list) else []

@@ -25,7 +25,6 @@ class ProcessIdentity:
     """A process of a rank.
 
     Attributes:
-        rank: The rank.
         pid: Its pid when it ran.
         own: The host, boot, pid, start, attempt, run, parent and worker that tracekit wrote about it; may be empty.
         name: Its name for itself.
@@ -101,9 +100,7 @@ class KnownProcess:
     """A process of an input that is known before the events are read.
 
     Attributes:
-        rank: Its rank.
         key: Which process of its rank it is.
-        identity: Its identity, or None.
         name: Its name in an earlier merge.
         host: Its host in an earlier merge.
         threads: Its threads in an earlier merge: tid to (tid in the inputs of that, lane).
@@ -119,8 +116,8 @@ class KnownProcess:
 
 def identity_of(own: dict[str, Any]) -> tuple[Any, ...]:
     """Return the facts that identify the process of a rank trace within its rank."""
-    values = [own.get(key) for key in ("host", "boot_id", "pid", "start_ticks", "attempt")]
-    return tuple([value if isinstance(value, (str, int)) else None for value in values])
+    values = map(own.get, ("host", "boot_id", "pid", "start_ticks", "attempt"))
+    return tuple(value if isinstance(value, (str, int)) else None for value in values)
 
 
 def main_thread(key: ProcessKey) -> int | str:

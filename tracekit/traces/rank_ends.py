@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import os
 import posixpath
 import time
-import zlib
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import ConfigError, StorageError, TracekitError
+from tracekit.formats.json.reader import decode
 from tracekit.formats.rank_trace import COMPANION_EVENT, SUMMARY_EVENT
+from tracekit.formats.trace_event import decode_dict, raw_field
 from tracekit.storage import exists, expand, is_remote, open_read, without_secrets
+from tracekit.traces.collectives.search import find_events
 from tracekit.traces.rank_head import HEAD_BYTES, Head, read_head
 from tracekit.wording import counted, rank_spans
 
@@ -35,21 +34,14 @@ _MAX_NAMED: Final = 5
 
 @dataclass(slots=True)
 class _RankFile:
-    """A rank trace as it was read last.
+    """A rank trace as it was read last."""
 
-    Attributes:
-        state: Size and modification time of a local file that can grow; None for other files.
-        head: The first record; None if the file is not a rank trace.
-        ended: The file has an end record.
-        closed: The array is closed, or the file was written at once.
-        companions: The paths of companion traces; None until they are read.
-    """
-
+    # Size and modification time of a local file that can grow; None for other files.
     state: tuple[int, int] | None
-    head: Head | None = None
-    ended: bool = False
-    closed: bool = False
-    companions: list[str] | None = None
+    head: Head | None = None  # None if the file is not a rank trace
+    ended: bool = False  # by an end record
+    closed: bool = False  # also if it was written at once
+    companions: list[str] | None = None  # None until they are read
 
 
 @dataclass(slots=True)
@@ -57,7 +49,6 @@ class RankEnds:
     """The existing and the missing traces of a run.
 
     Attributes:
-        traces: The rank traces and their companion traces.
         without_trace: The ranks without a rank trace.
         without_end: The ranks without an end record.
         without_companion: Rank and path of each missing companion trace.
@@ -141,43 +132,37 @@ class _Files:
         self.error: StorageError | None = None  # of the last look
 
     def look(self, world_size: int, *, last: bool) -> RankEnds:
-        """Return the existing and the missing traces.
-
-        Args:
-            world_size: The number of ranks.
-            last: Also read the companions of files that are not closed.
-        """
+        """Return the existing and the missing traces; the last time also the companions of files that are not closed."""
         self._refresh()
         mine = {path: (file, file.head) for path, file in self._files.items() if file.head is not None}
         runs = {head.run_id for _, head in mine.values()}
         if self._run_id is None and len(runs) > 1:
             raise ConfigError(f"the rank traces are of several runs; name one with --run: {', '.join(sorted(runs))}")
-        own: dict[int, list[tuple[str, _RankFile, Head]]] = defaultdict(list)
-        for path, (file, head) in mine.items():
+        own: dict[int, list[tuple[_RankFile, Head]]] = defaultdict(list)
+        for file, head in mine.values():
             if not head.child:
-                own[head.rank].append((path, file, head))
+                own[head.rank].append((file, head))
         attempt = max((head.attempt for _, head in mine.values()), default=0)
         found = RankEnds(traces=sorted(mine))
         for rank in range(world_size):
-            newest = [(path, file) for path, file, head in own.get(rank, ()) if head.attempt == attempt]
+            newest = [file for file, head in own[rank] if head.attempt == attempt]
             if not newest:
                 found.without_trace.append(rank)
-            elif not self._has_ended([file for _, file in newest]):
+            elif not any(file.ended for file in newest) and not (self._window and all(file.closed for file in newest)):
                 found.without_end.append(rank)
         for path, (file, head) in sorted(mine.items()):
             if last or file.closed:
                 self._add_companions(found, path, file, head.rank)
         return found
 
-    def _has_ended(self, files: list[_RankFile]) -> bool:
-        return any(file.ended for file in files) or (self._window and all(file.closed for file in files))
-
     def _add_companions(self, found: RankEnds, path: str, file: _RankFile, rank: int) -> None:
         if file.companions is None:
             file.companions = _read(path)[0]
         for companion in dict.fromkeys(file.companions):
-            if companion in self._there or _exists(companion):
-                self._there.add(companion)
+            with suppress(StorageError, OSError, ValueError):
+                if companion not in self._there and exists(companion):
+                    self._there.add(companion)
+            if companion in self._there:
                 found.traces.append(companion)
             else:
                 found.without_companion.append((rank, without_secrets(companion)))
@@ -234,7 +219,8 @@ def _examined(path: str, state: tuple[int, int] | None) -> _RankFile:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 lines = stream.read().splitlines()
                 file.closed = bool(lines) and lines[-1] == b"]"
-                file.ended = _is_end(next((line for line in reversed(lines) if line not in (b"", b"]")), b""))
+                last = decode(next((line for line in reversed(lines) if line not in (b"", b"]")), b"").rstrip(b","))
+                file.ended = last is not None and raw_field(last.name) == _SUMMARY
                 return file
     except (StorageError, OSError):
         return file
@@ -242,44 +228,22 @@ def _examined(path: str, state: tuple[int, int] | None) -> _RankFile:
     return file
 
 
-def _is_end(line: bytes) -> bool:
-    event = _event(line) if _SUMMARY in line else None
-    return event is not None and event.get("name") == SUMMARY_EVENT
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a line of a rank trace; None if it is cut."""
-    try:
-        event = json.loads(line.strip().removesuffix(b","))
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
 def _read(path: str) -> tuple[list[str], bool]:
     """Return the companion traces of a file, and True if it has an end record. Reads as far as possible."""
     companions: list[str] = []
-    last = b""
-    with ExitStack() as stack:
-        try:
-            stream: Any = stack.enter_context(open_read(path))
-            if path.endswith(".gz"):
-                stream = stack.enter_context(gzip.open(stream))
-            elif is_remote(path):
-                stream = io.BufferedReader(stream)  # fsspec's own readline is slow
-            for line in stream:
-                if _COMPANION in line:
-                    companions += _companion(path, line)
-                last = line if len(line) > len(b"]\n") else last
-        except (StorageError, OSError, EOFError, zlib.error):
-            pass
-    return companions, _is_end(last)
+    ended = False
+    with suppress(TracekitError, OSError):
+        for event in find_events(path, (_COMPANION, _SUMMARY)):
+            if event.ph == "M" and raw_field(event.name) == _COMPANION:
+                companions += _companion(path, decode_dict(event.args))
+            elif event.ph == "M":
+                ended = raw_field(event.name) == _SUMMARY
+    return companions, ended
 
 
-def _companion(path: str, line: bytes) -> list[str]:
-    event = _event(line)
-    args = None if event is None or event.get("name") != COMPANION_EVENT else event.get("args")
-    if not isinstance(args, dict) or not isinstance(name := args.get("path", args.get("file")), str):
+def _companion(path: str, args: dict[str, Any]) -> list[str]:
+    """Return the path of the companion trace in a record of a file, or nothing for an invalid one."""
+    if not isinstance(name := args.get("path", args.get("file")), str):
         return []
     if "\0" in name or (is_remote(name) and not is_remote(path)):
         return []
@@ -289,10 +253,3 @@ def _companion(path: str, line: bytes) -> list[str]:
         return [os.path.normpath(Path(path).resolve().parent / name)]
     scheme, _, inner = path.partition("://")
     return [f"{scheme}://{posixpath.normpath(posixpath.join(posixpath.dirname(inner), name))}"]
-
-
-def _exists(path: str) -> bool:
-    try:
-        return exists(path)
-    except (StorageError, OSError, ValueError):
-        return False

@@ -8,8 +8,14 @@ from typing import Any, Final
 
 from tracekit.formats.decimal_time import parse_us, whole_number
 from tracekit.formats.gzip_codec import InflateError, inflater
-from tracekit.formats.rank_trace import BASE_TIME_KEY, DUMP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, METADATA_EVENT
-from tracekit.formats.segment_index import INDEX_KEY
+from tracekit.formats.rank_trace import (
+    BASE_TIME_KEY,
+    DUMP_EVENT,
+    INDEX_KEY,
+    LOSS_EVENT,
+    LOST_EVENTS_KEY,
+    METADATA_EVENT,
+)
 from tracekit.formats.trace_event import decode_json
 
 HEAD_BYTES: Final = 8192
@@ -38,16 +44,7 @@ class Head:
     """The first lines of a rank trace; see `tracekit.formats.rank_trace`.
 
     Attributes:
-        run_id: The name of the run.
-        rank: The rank.
         local_rank: Its number on its host.
-        world_size: The number of ranks.
-        node: The number of the host.
-        host: The name of the host.
-        pid: The process id.
-        attempt: The number of restarts by the launcher.
-        boot_id: The boot of the host; None if unknown.
-        start_ticks: The start time of the process; None if unknown.
         child: True for a process that the rank has started, such as a worker of a data loader.
         dump: True for a dump of a flight recorder, which repeats other files.
         base_ns: The base of its times, ns since the epoch.
@@ -88,10 +85,6 @@ class Index:
     """The index of a recording on an object store.
 
     Attributes:
-        run_id: The name of the run.
-        rank: The rank.
-        attempt: The number of restarts by the launcher.
-        pid: The process id.
         complete: True if the recording has ended and everything is there.
     """
 
@@ -134,29 +127,34 @@ def read_head(data: bytes, *, packed: bool) -> Head | Index | OtherTrace | int |
     if found is None:
         if _INDEX.match(data):
             return _index(data)
-        other = None if _BEGUN.match(data) else _other(data)
-        return 8 * HEAD_BYTES if other is None and size == HEAD_BYTES and data.lstrip()[:1] in (b"{", b"[") else other
+        if not _BEGUN.match(data) and _OTHER.match(data):
+            found_rank = _RANK.search(data)
+            return OtherTrace(None if found_rank is None else int(found_rank[1]))
+        return 8 * HEAD_BYTES if size == HEAD_BYTES and data.lstrip()[:1] in (b"{", b"[") else None
     try:
         own: dict[str, Any] = dict(decode_json(found[1])["args"])
     except (ValueError, KeyError, TypeError):
         return None
     rank, run_id = whole_number(own.get("rank"), _MAX_RANKS), own.get("run_id")
-    base_ns = whole_number(own.get(BASE_TIME_KEY), 2**62) or 0
     if rank is None or not isinstance(run_id, str):
         return None
+
+    def number(key: str, below: int) -> int:
+        return whole_number(own.get(key), below) or 0
+
     loss, time = _LOSS.search(data, found.end()), _TIME.search(data, found.end())
-    clock = own.get("clock")
+    base_ns = number(BASE_TIME_KEY, 2**62)
+    clock, boot_id = own.get("clock"), own.get("boot_id")
     first_ns = None if time is None else parse_us(time[1])
-    boot_id = own.get("boot_id")
     return Head(
         run_id=run_id[:_MAX_TEXT],
         rank=rank,
-        local_rank=whole_number(own.get("local_rank"), _MAX_RANKS) or 0,
-        world_size=max(rank + 1, whole_number(own.get("world_size"), _MAX_RANKS) or 0),
-        node=whole_number(own.get("node"), _MAX_RANKS) or 0,
+        local_rank=number("local_rank", _MAX_RANKS),
+        world_size=max(rank + 1, number("world_size", _MAX_RANKS)),
+        node=number("node", _MAX_RANKS),
         host=str(own.get("host", ""))[:_MAX_TEXT],
-        pid=whole_number(own.get("pid"), 2**32) or 0,
-        attempt=whole_number(own.get("attempt"), 2**32) or 0,
+        pid=number("pid", 2**32),
+        attempt=number("attempt", 2**32),
         boot_id=boot_id[:_MAX_TEXT] if isinstance(boot_id, str) else None,
         start_ticks=whole_number(own.get("start_ticks")),
         child="parent_pid" in own,
@@ -174,13 +172,6 @@ def lost_in(line: bytes) -> int:
     """Return the number of lost events in a line that states losses; 0 for any other text."""
     found = _LOST.search(line)
     return 0 if found is None else int(found[1])
-
-
-def _other(data: bytes) -> OtherTrace | None:
-    if not _OTHER.match(data):
-        return None
-    rank = _RANK.search(data)
-    return OtherTrace(None if rank is None else int(rank[1]))
 
 
 def _index(data: bytes) -> Index | None:

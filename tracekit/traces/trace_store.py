@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import explained, filesystem_of, is_remote, without_secrets
@@ -28,8 +29,6 @@ class Entry:
     """A file as the storage lists it.
 
     Attributes:
-        path: Its path or URL.
-        size_bytes: Its size.
         written_ns: The time of its last change, ns since the epoch; 0 if the storage does not state it.
         identity: Changes when another file replaces it.
     """
@@ -48,25 +47,6 @@ class Part(NamedTuple):
     end: int
 
 
-class TraceStore(Protocol):
-    """A folder, or the objects below a URL."""
-
-    root: str
-    remote: bool
-    at_once: int
-    """The number of parts to ask for together."""
-
-    def entries(self) -> list[Entry]:
-        """Return the files that may be traces.
-
-        Raises:
-            StorageError: The folder is missing or cannot be read.
-        """
-
-    def read(self, parts: Sequence[Part]) -> list[bytes | StorageError]:
-        """Return parts of files, shorter at the end of a file; an error for each that cannot be read."""
-
-
 def open_place(root: str, *, confined: bool = False) -> TraceStore:
     """Open a folder or URL.
 
@@ -79,13 +59,14 @@ def open_place(root: str, *, confined: bool = False) -> TraceStore:
     """
     if is_remote(root):
         return _RemoteStore(root)
-    path = root
-    if Path(path).is_file():
-        raise ConfigError(f"{path}: is a file; name the folder that the rank traces are in")
-    return _LocalStore(path, confined=confined)
+    if Path(root).is_file():
+        raise ConfigError(f"{root}: is a file; name the folder that the rank traces are in")
+    return _LocalStore(root, confined=confined)
 
 
 class _LocalStore:
+    """A folder. Each method does the same as that of `_RemoteStore`."""
+
     remote = False
     at_once = 1
 
@@ -94,7 +75,8 @@ class _LocalStore:
         self._confined = confined
 
     def entries(self) -> list[Entry]:
-        if not Path(self.root).is_dir():
+        root = Path(self.root).resolve()
+        if not root.is_dir():
             raise StorageError(f"{self.root}: no such folder")
         found: list[Entry] = []
         # Breadth first: the limit must not be used up by one run.
@@ -108,7 +90,9 @@ class _LocalStore:
                     if file.is_dir(follow_symlinks=False):
                         if depth < _MAX_DEPTH:
                             folders.append((file.path, depth + 1))
-                    elif _may_be_trace(file.name) and file.is_file() and not (self._confined and self._leads_out(file)):
+                    elif _may_be_trace(file.name) and file.is_file():
+                        if self._confined and file.is_symlink() and not Path(file.path).resolve().is_relative_to(root):
+                            continue
                         stat = file.stat()
                         identity = (stat.st_dev, stat.st_ino)
                         found.append(Entry(file.path, stat.st_size, stat.st_mtime_ns, identity))
@@ -116,30 +100,25 @@ class _LocalStore:
                     continue
         return found[:MAX_FILES]
 
-    def _leads_out(self, file: os.DirEntry[str]) -> bool:
-        return file.is_symlink() and not Path(file.path).resolve().is_relative_to(Path(self.root).resolve())
-
     def read(self, parts: Sequence[Part]) -> list[bytes | StorageError]:
-        return [_read_local(part) for part in parts]
+        found: list[bytes | StorageError] = []
+        for path, start, end in parts:
+            try:
+                with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
+                    found.append(os.pread(file.fileno(), end - start, start))
+            except OSError as error:
+                found.append(explained(path, error, "be read"))
+        return found
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _scan(folder: str) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as files:
-            yield from files
-    except OSError:  # removed, or of another user
-        return
-
-
-def _read_local(part: Part) -> bytes | StorageError:
-    try:
-        descriptor = os.open(part.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        try:
-            return os.pread(descriptor, part.end - part.start, part.start)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        return explained(part.path, error, "be read")
+    # A folder may be removed, or be of another user.
+    with suppress(OSError), os.scandir(folder) as files:
+        yield from files
 
 
 def _may_be_trace(name: str) -> bool:
@@ -147,18 +126,27 @@ def _may_be_trace(name: str) -> bool:
 
 
 class _RemoteStore:
+    """The objects below a URL."""
+
     remote = True
     at_once = 32
+    """The number of parts to ask for together."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self._filesystem, self._inner = filesystem_of(root)
 
     def entries(self) -> list[Entry]:
+        """Return the files that may be traces.
+
+        Raises:
+            StorageError: The folder is missing or cannot be read.
+        """
         filesystem = self._filesystem
         try:
             filesystem.invalidate_cache()
             listed = filesystem.find(self._inner, detail=True)
+            is_there = bool(listed) or filesystem.exists(self._inner)
         except Exception as error:
             raise explained(self.root, error, "be listed") from error
         found = []
@@ -171,33 +159,26 @@ class _RemoteStore:
                 found.append(Entry(url, size if isinstance(size, int) else 0, _written_ns(detail), identity))
                 if len(found) >= MAX_FILES:
                     break
-        if not listed and not self._is_there():
+        if not is_there:
             raise StorageError(f"{without_secrets(self.root)}: no such folder, or nothing is in it")
         return found
 
-    def _is_there(self) -> bool:
-        try:
-            return bool(self._filesystem.exists(self._inner))
-        except Exception as error:
-            raise explained(self.root, error, "be reached") from error
-
     def read(self, parts: Sequence[Part]) -> list[bytes | StorageError]:
+        """Return parts of files, shorter at the end of a file; an error for each that cannot be read."""
         filesystem = self._filesystem
         asked = [part for part in parts if part.end > part.start]  # stores refuse a range of nothing
         names = [str(filesystem._strip_protocol(part.path)) for part in asked]  # noqa: SLF001 - fsspec's way
         try:
             starts, ends = [part.start for part in asked], [part.end for part in asked]
-            pieces = iter(filesystem.cat_ranges(names, starts, ends, on_error="return"))
+            pieces = filesystem.cat_ranges(names, starts, ends, on_error="return")
         except Exception as error:  # noqa: BLE001 - a client of a storage may raise anything
-            pieces = iter([error] * len(asked))
-        found: list[bytes | StorageError] = []
-        for part in parts:
-            piece = next(pieces) if part.end > part.start else b""
-            if isinstance(piece, BaseException):
-                found.append(explained(part.path, piece, "be read"))
-            else:
-                found.append(bytes(piece))
-        return found
+            pieces = [error] * len(asked)
+        found = dict(zip(asked, pieces, strict=True))
+        return [
+            explained(part.path, piece, "be read") if isinstance(piece, BaseException) else bytes(piece)
+            for part in parts
+            for piece in [found.get(part, b"")]
+        ]
 
 
 def _written_ns(detail: dict[str, Any]) -> int:
@@ -208,3 +189,7 @@ def _written_ns(detail: dict[str, Any]) -> int:
         if isinstance(value, int | float):
             return round(value * 1e9)
     return 0
+
+
+TraceStore = _LocalStore | _RemoteStore
+"""A folder, or the objects below a URL."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.table.schema import schema_text
-from tracekit.traces.run_folders import find_runs
+from tracekit.traces.inputs import find_runs
 from tracekit.version import __version__
 
 try:

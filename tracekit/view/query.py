@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import MissingExtraError, QueryError, TraceFormatError, TracekitError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.flight_dump import is_flight_dump
-from tracekit.formats.protobuf_wire import WireError, fields
+from tracekit.formats.pftrace import WireError, fields
 from tracekit.storage import basename, open_read, size_bytes, without_secrets
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ def test_event_numbers_count_over_the_pieces_of_a_large_file(tmp_path: Path) -> 
 def test_without_jsonschema_the_report_says_that_the_schemas_were_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracekit.formats.schema import compile_schema
+    from tracekit.check.schemas import compile_schema
 
     compile_schema.cache_clear()
     monkeypatch.setitem(sys.modules, "jsonschema", None)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
 from tracekit import find_stragglers, summarize_traces
+from tracekit.check.schemas import compile_schema
 from tracekit.errors import ConfigError
 from tracekit.explain.stragglers_text import straggler_lines
 from tracekit.explain.summary_text import summary_lines
-from tracekit.formats.schema import compile_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

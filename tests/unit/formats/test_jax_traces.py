@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.errors import MergeError, TraceFormatError
-from tracekit.formats.protobuf_wire import block, number_field, text_field
-from tracekit.formats.schema import MERGE_REPORT, compile_schema
+from tracekit.formats.pftrace import block, number_field, text_field
 from tracekit.formats.xprof import MOST_EVENTS, start_in_xplane, start_of_anchors, without_hosts
 from tracekit.merge import merge_traces
 

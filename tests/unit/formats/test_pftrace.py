@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tracekit.formats import pftrace
-from tracekit.formats import protobuf_wire as wire
 from tracekit.merge.write.pftrace_events import Arguments
 from tracekit.merge.write.pftrace_packets import COUNTER, INSTANT, SLICE, PacketStore
 
@@ -70,7 +69,7 @@ def name_of(annotation: Any, texts: dict[str, dict[int, Any]]) -> str:
 
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_a_number_is_what_it_was(number: int) -> None:
-    packet = trace(wire.packet(b"\x40" + wire.varint(number))).packet[0]
+    packet = trace(pftrace.packet(b"\x40" + pftrace.varint(number))).packet[0]
     assert packet.timestamp == number % 2**64
 
 
@@ -179,7 +178,7 @@ def test_tracks_are_described_as_perfetto_defines_them() -> None:
         pftrace.counter_track(13, 1 << 32, "load", unit="%", order=0),
         pftrace.counter_track(14, 1 << 32, "loss", unit="", order=0),
     ]
-    packets = trace(*(pftrace.sequence_packet(3, wire.block(60, text)) for text in descriptions)).packet
+    packets = trace(*(pftrace.sequence_packet(3, pftrace.block(60, text)) for text in descriptions)).packet
     assert {packet.trusted_packet_sequence_id for packet in packets} == {3}
     root, process, thread, nameless, group, merged, *counters = (packet.track_descriptor for packet in packets)
     assert (root.uuid, root.process_ordering, root.thread_ordering) == (0, 1, 1)

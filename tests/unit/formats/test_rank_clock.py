@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tracekit.formats.rank_clock import RankClock, stated_clock
+from tracekit.formats.merged_head import RankClock, stated_clock
 
 GOOD = {"rank": 1, "source": "sync", "aligned": True, "offset_ns": 5, "drift_ppm": 1, "error_ns": 7, "words": "w"}
 

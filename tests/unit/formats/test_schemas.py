@@ -15,10 +15,10 @@ from referencing import Registry, Resource
 
 from tests.bad_traces import METADATA
 from tests.result_schemas import RESULTS, schema_text
-from tracekit.check.validation.schema_check import shape
+from tracekit.check import schemas
+from tracekit.check.schemas import RANK_METADATA, TRACE_EVENT, compile_schema, load_schema
+from tracekit.check.validation.trace import shape
 from tracekit.errors import MissingExtraError
-from tracekit.formats import schema as schemas
-from tracekit.formats.schema import RANK_METADATA, TRACE_EVENT, compile_schema, load_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,6 +13,7 @@ import pytest
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.formats import byte_stream
 from tracekit.formats.decimal_time import format_us, parse_us
+from tracekit.formats.json import reader as reader_module
 from tracekit.formats.json import window
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import repair_object
@@ -207,7 +208,7 @@ def test_what_begins_with_nothing_readable_is_not_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: bytes
 ) -> None:
     monkeypatch.setattr(window, "_MAX_UNREADABLE_BYTES", 1 << 18)
-    monkeypatch.setattr(TraceReader, "max_event_bytes", 1 << 17)
+    monkeypatch.setattr(reader_module, "MAX_EVENT_BYTES", 1 << 17)
     monkeypatch.setattr(window, "_MAX_UNREADABLE_EVENTS", 5000)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b"[{" + piece * (3 << 20) + b"]"))

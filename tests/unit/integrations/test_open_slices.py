@@ -1,13 +1,13 @@
-"""OpenSlices: slices of a training loop begin and end in nested order, whatever order the loop reports."""
+"""NestedMarkers: slices of a training loop begin and end in nested order, whatever order the loop reports."""
 
 from __future__ import annotations
 
 from tracekit import MemoryTraceHandler, Profiler
-from tracekit.integrations.slices import OpenSlices
+from tracekit.integrations.slices import NestedMarkers
 
 
 def test_slices_end_with_those_inside_them_and_before_another_of_the_same_key() -> None:
-    memory, slices = MemoryTraceHandler(), OpenSlices()
+    memory, slices = MemoryTraceHandler(), NestedMarkers()
     with Profiler(memory, rank=0) as profiler:
         for key in ("epoch", "batch", "forward", "batch"):  # the second batch ends the first, and its forward pass
             slices.begin(key, profiler.marker(key))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit.check.schemas import MERGE_REPORT, PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.archive import manifest_problems
 from tracekit.errors import MergeError, StorageError
 from tracekit.formats import archive_file
 from tracekit.formats.archive_file import write_tar, write_zip
-from tracekit.formats.schema import MERGE_REPORT, PERFETTO_MANIFEST, compile_schema
 from tracekit.merge import Selection, merge_traces
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from tests.flight_dumps import as_pickle, dump, entry
 from tests.merged_tables import rank_of_pid
 from tests.unit.merge.test_inputs import event, meta, rank_trace
 from tracekit import ClockOffset, JSONTraceHandler, Profiler
+from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.formats.schema import MERGE_REPORT, compile_schema
 from tracekit.handlers.rank_file import offset_metadata
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.align import collective_logs

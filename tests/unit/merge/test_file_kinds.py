@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit.errors import TraceFormatError
-from tracekit.formats.file_kinds import seems_to_be
+from tracekit.formats.byte_stream import seems_to_be
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:

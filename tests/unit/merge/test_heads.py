@@ -11,7 +11,7 @@ import pytest
 from tests.merged_tables import inputs
 from tests.unit.merge.test_inputs import event, rank_trace, torch_trace
 from tracekit import TraceFormatError, recover_trace, summarize_traces, validate_trace
-from tracekit.formats.schema import MERGE_REPORT, compile_schema
+from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.merge import Selection, merge_traces
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit import core
-from tracekit.formats.event_fields import MAX_DEPTH
+from tracekit.formats.trace_event import MAX_DEPTH
 from tracekit.merge.rewrite import rewriter
 from tracekit.merge.rewrite.rewriter import Lanes, Rewriter
 from tracekit.traces import external_sort

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import JSONTraceHandler, Profiler, TraceHandler
-from tracekit.formats.schema import MERGE_REPORT, compile_schema
+from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.merge import merge_traces
 from tracekit.testing import FakeClock
 

@@ -31,8 +31,8 @@ def scan(path: Path, trace: Any, *, cut_bytes: int = 0) -> Input:
 
 def facts(found: Input) -> Any:
     return (
-        (found.kind, found.base_ns, found.lowest_ns, found.highest_ns, found.identity, found.own_rank),
-        (found.stated_rank, found.companions, found.named_pids, found.head()),
+        (found.kind, found.base_ns, found.lowest_ns, found.highest_ns, found.identity),
+        (found.rank_inside, found.companions, found.named_pids, found.head()),
     )
 
 

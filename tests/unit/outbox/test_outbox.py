@@ -16,8 +16,8 @@ import pytest
 
 from tests.faults.processes import wait_until
 from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces, storage
-from tracekit.formats.schema import SEGMENT_INDEX, compile_schema
-from tracekit.formats.segment_index import Segment, index_document, index_name, listed_segments
+from tracekit.check.schemas import SEGMENT_INDEX, compile_schema
+from tracekit.formats.rank_trace import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
 from tracekit.outbox.finish import finish_spool
 from tracekit.outbox.outbox import LocalOutbox, StoppedError, pack

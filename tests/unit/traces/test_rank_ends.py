@@ -12,6 +12,9 @@ import pytest
 
 from tracekit import JSONTraceHandler, Profiler
 from tracekit.errors import ConfigError, StorageError
+from tracekit.formats import byte_stream
+from tracekit.storage import open_read
+from tracekit.traces import rank_ends
 from tracekit.traces.rank_ends import RankEnds, wait_for_ranks
 
 if TYPE_CHECKING:
@@ -188,8 +191,8 @@ def test_objects_are_read_once_and_name_objects(
     bucket("RUN/rank1-part0000.json.gz", gzip.compress(trace(1)))
     bucket("torch/t.json", b"{}")
     opened: list[str] = []
-    read = wait_for_ranks.__globals__["open_read"]
-    monkeypatch.setitem(wait_for_ranks.__globals__, "open_read", lambda path: opened.append(path) or read(path))
+    for module in (rank_ends, byte_stream):
+        monkeypatch.setattr(module, "open_read", lambda path: opened.append(path) or open_read(path))
     come = partial(bucket, "RUN/rank1-part0001.json.gz", gzip.compress(trace(1, END)))
     ends = look("memory://bucket/RUN", timeout_s=PATIENCE_S, report=lambda _: come())
     assert ends.complete

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tracekit.traces.run_folders import find_runs
+from tracekit.traces.inputs import find_runs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.arguments import check_path
-from tracekit.check.recovery.open_slices import OpenSlices, place_of
-from tracekit.check.recovery.report import RecoveryReport
+from tracekit.check.recovery.report import CutSlices, RecoveryReport, place_of
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.event_fields import raw_field
 from tracekit.formats.gzip_codec import GzipWriter
 from tracekit.formats.json.repair import repair_text
 from tracekit.formats.json.salvage import SalvageReader
 from tracekit.formats.json.window import LostBytes
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
-from tracekit.formats.trace_event import Event, decode_dict, encode_json
+from tracekit.formats.trace_event import Event, decode_dict, encode_json, raw_field
 from tracekit.formats.trace_stream import FOREIGN_FORMS, form_of
 from tracekit.storage import ExistsError, atomic_write, is_remote, same_file, without_secrets
 from tracekit.traces.inputs import recovered_copies
@@ -76,7 +75,10 @@ def recover_trace(
         check_path("path", path), None if output is None else check_path("output", output), in_place=in_place
     )
     before = _state(path)
-    report = _recover(path, None).report()
+    found = _Recovery(path)
+    for _ in found.runs():
+        pass
+    report = found.report()
     if report.whole and (report.events or report.form == "object"):
         return report
     if not report.events:
@@ -91,7 +93,9 @@ def recover_trace(
         compress, kept_as = output.endswith(".gz"), None
     with contextlib.ExitStack() as undo:
         with atomic_write(output, overwrite=overwrite or in_place) as file:
-            recovery = _recover(path, file, close=close_open_slices, compress=compress)
+            recovery = _Recovery(path)
+            with GzipWriter(file) if compress else contextlib.nullcontext(file) as sink:
+                recovery.write(sink, close=close_open_slices)
             if kept_as is not None:
                 _keep(path, kept_as, before)
                 undo.callback(kept_as.unlink, missing_ok=True)
@@ -140,17 +144,6 @@ def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:
         shutil.copy2(path, kept_as)
 
 
-def _recover(path: str, file: BinaryIO | None, *, close: bool = False, compress: bool = False) -> _Recovery:
-    recovery = _Recovery(path)
-    if file is None:
-        for _ in recovery.runs():
-            pass
-    else:
-        with GzipWriter(file) if compress else contextlib.nullcontext(file) as sink:
-            recovery.write(sink, close=close)
-    return recovery
-
-
 def _state(path: str) -> tuple[int, int] | None:
     """Return the size and the time of a local file, which change with it."""
     try:
@@ -165,10 +158,9 @@ class _Recovery:
 
     def __init__(self, path: str) -> None:
         self._reader = SalvageReader(path)
-        self._slices = OpenSlices()
+        self._slices = CutSlices()
         self._metadata: Event | None = None
-        self._counts = {"X": 0, "B": 0, "i": 0, "I": 0, "C": 0}
-        self._events = 0
+        self._counts: Counter[Any] = Counter()  # of events by phase
         self._second_headers = 0
         self._closed_slices = False
         # The place where another recording begins, and the losses before it: parts, events, bytes.
@@ -201,9 +193,7 @@ class _Recovery:
             # Its times are relative to another base, and events are not changed.
             self._other_events += 1
             return False
-        self._events += 1
-        if phase in self._counts:
-            self._counts[phase] += 1
+        self._counts[phase] += 1
         self._slices.add(event)
         return True
 
@@ -230,29 +220,24 @@ class _Recovery:
         file.write(b"\n")
 
     def _summary(self, metadata: Event) -> bytes:
-        report = self.report()
+        report, counts = self.report(), self._counts
         lost = report.lost_events + (report.tail.events if report.tail else 0)
-        counts = self._counts
-        fields = {
-            "ph": "M",
-            "name": SUMMARY_EVENT,
-            **place_of(metadata),
-            "args": {
-                "slices": counts["X"] + counts["B"],
-                "instants": counts["i"] + counts["I"],
-                "counters": counts["C"],
-                "dropped": {"lost in a damaged file, at least": lost} if lost else {},
-                "recovered": {
-                    "tracekit_version": __version__,
-                    "lost_parts": report.lost_parts,
-                    "lost_bytes": report.lost_bytes,
-                    "tail_bytes": report.tail.length_bytes if report.tail else 0,
-                    "open_slices": [slice_.name for slice_ in report.open_slices[:_NAMED_SLICES]],
-                    "closed_slices": self._closed_slices,
-                },
-            },
+        recovered = {
+            "tracekit_version": __version__,
+            "lost_parts": report.lost_parts,
+            "lost_bytes": report.lost_bytes,
+            "tail_bytes": report.tail.length_bytes if report.tail else 0,
+            "open_slices": [slice_.name for slice_ in report.open_slices[:_NAMED_SLICES]],
+            "closed_slices": self._closed_slices,
         }
-        return encode_json(fields)
+        args = {
+            "slices": counts["X"] + counts["B"],
+            "instants": counts["i"] + counts["I"],
+            "counters": counts["C"],
+            "dropped": {"lost in a damaged file, at least": lost} if lost else {},
+            "recovered": recovered,
+        }
+        return encode_json({"ph": "M", "name": SUMMARY_EVENT, **place_of(metadata), "args": args})
 
     def report(self, *, output: str | None = None, kept_as: str | None = None) -> RecoveryReport:
         """Return what was found, after the last of `runs`."""
@@ -278,7 +263,7 @@ class _Recovery:
             kept_as=kept_as,
             form=reader.form,
             compressed=reader.compressed,
-            events=self._events,
+            events=self._counts.total(),
             losses=tuple(losses),
             lost_parts=parts,
             lost_events=events,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.arguments import check_path
+from tracekit.check.schemas import PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.report import Findings, ValidationReport
 from tracekit.check.validation.trace import validate_trace
 from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.archive_file import MANIFEST_KEY
-from tracekit.formats.file_kinds import packing_of
-from tracekit.formats.schema import PERFETTO_MANIFEST, compile_schema
+from tracekit.formats.byte_stream import packing_of
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
 
@@ -80,7 +80,7 @@ class _Archive:
         self._findings = Findings()
         self._reports: list[ValidationReport] = []
         self._manifest: Any = None
-        self._manifests = 0
+        self._has_manifest = False
         self._not_checked: str | None = None
         self._names: list[str] = []
         self._containers: set[str] = set()
@@ -88,22 +88,21 @@ class _Archive:
     def manifest_report(self, data: bytes) -> ValidationReport:
         """Check a manifest without its archive."""
         self._read_manifest(data)
-        files = 0
+        files = []
         if self._manifest is not None:
             self._add("manifest", *manifest_problems(self._manifest))
-            files = len(self._manifest[MANIFEST_KEY].get("files", []))
-        return self._findings.report(self._path, "other", "manifest", files, self._not_checked)
+            files = self._manifest[MANIFEST_KEY].get("files", [])
+        return self._findings.report(self._path, "other", "manifest", len(files), self._not_checked)
 
     def reports(self, kind: str, file: BinaryIO) -> list[ValidationReport]:
         """Read the archive once; return the reports on it and its traces."""
         try:
             for name, member in self._zip_members(file) if kind == "zip" else self._tar_members(file):
                 self._check_member(name, member)
-        except _DAMAGED as error:
-            self._add("archive", f"the archive is cut or damaged ({error})")
-        else:
             if self._manifest is not None:
                 self._add("manifest", *manifest_problems(self._manifest, self._names, self._containers))
+        except _DAMAGED as error:
+            self._add("archive", f"the archive is cut or damaged ({error})")
         own = self._findings.report(self._path, "other", "archive", len(self._names), self._not_checked)
         return [own, *self._reports]
 
@@ -114,8 +113,7 @@ class _Archive:
     def _zip_members(self, file: BinaryIO) -> Iterator[tuple[str, BinaryIO]]:
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
-                hidden = any(part.startswith(".") for part in info.filename.split("/"))
-                if info.is_dir() or hidden:
+                if info.is_dir() or any(part.startswith(".") for part in info.filename.split("/")):
                     continue
                 usual = info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
                 encrypted = info.flag_bits & _ENCRYPTED
@@ -143,11 +141,11 @@ class _Archive:
             self._add("archive-member", f"{name!r}: is there twice")
         head = member.read(_HEAD_BYTES)
         if _MANIFEST.match(head):
-            self._manifests += 1
-            if self._manifests > 1:
+            if self._has_manifest:
                 self._add("manifest", f"{name!r}: is a second manifest")
             else:
                 self._read_manifest(head + member.read(_MAX_MANIFEST_BYTES))
+            self._has_manifest = True
             return
         self._names.append(name)
         if packing_of(head) in _PACKINGS:

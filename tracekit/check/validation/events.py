@@ -1,16 +1,28 @@
-"""Rules that one event can break."""
+"""Rules on events: on one event, on the slices of one track, a (pid, tid), which must nest, and on flows, which start once."""
 
 from __future__ import annotations
 
 import re
+from array import array
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.check.validation.tracks import Flows, Tracks
 from tracekit.formats.decimal_time import is_exact, parse_us
-from tracekit.formats.event_fields import MAX_NESTING, args_depth, name_and_category
 from tracekit.formats.json.repair import has_final_backslash
 from tracekit.formats.rank_trace import METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, decode_dict, decode_json, decode_or_none, decode_text, encode_json
+from tracekit.formats.trace_event import (
+    MAX_DEPTH,
+    MAX_NESTING,
+    UNSET,
+    args_depth,
+    decode_dict,
+    decode_json,
+    decode_or_none,
+    decode_text,
+    encode_json,
+    name_and_category,
+)
+from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +30,10 @@ if TYPE_CHECKING:
     from tracekit.check.validation.report import Findings
     from tracekit.formats.trace_event import Event, Raw, UnsetType
 
+_FOREVER: Final = 2**63 - 1
+_OTHER_TID: Final = "put one of them on another tid"
+TrackKey = tuple[Any, Any]
+"""pid and tid, as the file has them."""
 _EXACT_NS: Final = 2**53
 _UINT32_MAX: Final = 2**32 - 1
 _PHASES: Final = frozenset("BEXiIRCMbenstfTP")
@@ -45,7 +61,6 @@ class EventChecks:
         by_tracekit: True after an event with a name that starts with ``tracekit_``.
 
     Args:
-        findings: The list to add problems to.
         rank_of: The rank of each pid in a merged trace; empty in others.
     """
 
@@ -97,11 +112,9 @@ class EventChecks:
 
     def _check_fields(self, number: int, event: Event) -> None:
         for key, value in (("pid", event.pid), ("tid", event.tid)):
-            if (type(value) is int and 0 <= value <= _UINT32_MAX) or value is UNSET:
-                continue
             if isinstance(value, str):
                 self._add("text-process-id", number, f"{key} is the text {value[:40]!r}; write a number and a name")
-            else:
+            elif value is not UNSET and not (type(value) is int and 0 <= value <= _UINT32_MAX):
                 shown = "neither a number nor a text" if value is None else repr(value)
                 self._add("perfetto-process-id", number, f"{key} is {shown}; write an integer from 0 to 4294967295")
         for key, text in (("name", event.name), ("cat", event.cat), ("args", event.args)):
@@ -123,10 +136,8 @@ class EventChecks:
         ns = None if text.startswith(b'"') and not _TEXT_TIME.fullmatch(text) else parse_us(text)
         if ns is None or ns < 0:
             name, _, advice = _TIMES[key]
-            if ns is None:
-                self._add(f"perfetto-{name}", number, f"{key} is {_short(text)}; write a number of microseconds")
-            else:
-                self._add(f"perfetto-negative-{name}", number, f"{key} is {_short(text)}; {advice}")
+            rule, advice = (name, "write a number of microseconds") if ns is None else (f"negative-{name}", advice)
+            self._add(f"perfetto-{rule}", number, f"{key} is {_short(text)}; {advice}")
             return None
         if ns > _EXACT_NS and key == "ts" and (b"." in text or b"e" in text.lower()) and not is_exact(ns):
             message = f"ts {_short(text)} loses nanoseconds; write it relative to a base such as baseTimeNanoseconds"
@@ -205,3 +216,124 @@ def _what(event: Event) -> str:
     name = decode_or_none(event.name)
     phase = event.ph if isinstance(event.ph, str) else "?"
     return f"{phase[:1]} event {name[:60]!r}" if isinstance(name, str) else f"{phase[:1]} event"
+
+
+class Tracks:
+    """Collects slices in the order of the file, and checks each track in the order of time at the end.
+
+    An X takes 24 bytes, a B or an E 32, whatever their names.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self._add = findings.add
+        # Number, start and end of each X; number (negative for an E), time, hash of name and of category of each B and E.
+        self._tracks: defaultdict[TrackKey, tuple[array[int], array[int]]]
+        self._tracks = defaultdict(lambda: (array("q"), array("q")))
+
+    def add_slice(self, number: int, key: TrackKey, start_ns: int, dur_ns: int) -> None:
+        """Add an X."""
+        self._tracks[key][0].extend((number, start_ns, min(start_ns + dur_ns, _FOREVER)))
+
+    def add_edge(self, number: int, key: TrackKey, time_ns: int, name: bytes, category: bytes) -> None:
+        """Add a B, or with a negative number an E; the name and the category may be empty."""
+        # Empty texts have the hash 0.
+        self._tracks[key][1].extend((number, time_ns, hash(name), hash(category)))
+
+    def check(self) -> None:
+        """Report what does not nest, and forget everything."""
+        while self._tracks:
+            (pid, tid), (slices, edges) = self._tracks.popitem()
+            where = f"pid {pid} tid {tid}"
+            spans = [
+                (slices[at + 1], 0, -slices[at + 2], slices[at], slices[at + 2]) for at in range(0, len(slices), 3)
+            ]
+            spans += [(start, 1, 0, number, end) for number, start, end in self._pairs(edges, where)]
+            # Perfetto's order: by time, not by place in the file; X before B; the longer X first.
+            spans.sort()
+            self._check_nesting(spans, where)
+
+    def _pairs(self, edges: array[int], where: str) -> list[tuple[int, int, int]]:
+        order = sorted(range(0, len(edges), 4), key=lambda at: (edges[at + 1], abs(edges[at])))
+        opened: OpenSlices[tuple[int, int]] = OpenSlices()
+        pairs = []
+        for at in order:
+            number, time_ns, name, category = edges[at : at + 4]
+            if number > 0:
+                opened.begin(name, category, (number, time_ns))
+                continue
+            innermost = opened.innermost if len(opened) else None
+            begin = opened.end(name, category)
+            if begin is None:
+                fits = "fits no open B (by time, name and category); write the B, or the same name in both"
+                self._add("perfetto-end-without-begin", -number, f"E on {where} {fits}")
+                continue
+            if begin is not innermost:
+                inner = f"in which event {opened.innermost[0]} is still open; end the inner slice first"
+                self._add(
+                    "perfetto-misplaced-end", -number, f"E on {where} ends the slice of event {begin[0]}, {inner}"
+                )
+            pairs.append((*begin, time_ns))
+        for number, start in opened.slices:
+            self._add("unclosed-begin", number, f"B on {where} has no E; it is drawn to the end of the trace")
+            pairs.append((number, start, _FOREVER))
+        return pairs
+
+    def _check_nesting(self, spans: list[tuple[int, int, int, int, int]], where: str) -> None:
+        stack: list[tuple[int, int, int]] = []  # end, number, 1 for a B and E
+        first = too_deep = 0
+        for start, is_pair, _, number, end in spans:
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            if stack and end > stack[-1][0]:
+                parent_end, parent, parent_is_pair = stack[-1]
+                beyond = f"{end - parent_end} ns"
+                if not is_pair and not parent_is_pair:
+                    message = f"ends {beyond} after the slice of event {parent} that it begins in; {_OTHER_TID}"
+                    message += ", or write them as b/e with id2.local"
+                    self._add("perfetto-overlap", number, f"slice on {where} {message}")
+                    continue  # Perfetto drops it, so it has no children
+                if not is_pair:
+                    message = f"slice on {where} sticks {beyond} out of the slice of event {parent}; {_OTHER_TID}"
+                    self._add("perfetto-overlap-open", number, message)
+                elif not parent_is_pair:
+                    message = f"is cut short where the slice of event {parent} ends, in which it begins"
+                    message += f"; write that slice as B and E too, or {_OTHER_TID}"
+                    self._add("perfetto-overlap-open", number, f"B on {where} {message}")
+                    end = parent_end  # noqa: PLW2901 - as Perfetto does
+                # Two pairs: reported as a misplaced end.
+            stack.append((end, number, is_pair))
+            if len(stack) > MAX_DEPTH:
+                first = first or number
+                too_deep += 1
+        if too_deep:
+            message = f"{where} is nested deeper than {MAX_DEPTH} slices; record fewer levels"
+            self._add("perfetto-depth", first, message, count=too_deep)
+
+
+class Flows:
+    """Looks for flows that are started twice.
+
+    Flows without an end or a start are normal in torch.profiler's traces (kineto writes an ``f`` for every runtime call).
+
+    Args:
+        rank_of: The rank of each pid in a merged trace; empty in others.
+    """
+
+    def __init__(self, findings: Findings, rank_of: Mapping[Any, int]) -> None:
+        self._add = findings.add
+        self._rank_of = rank_of
+        # Hashes instead of the keys: one in 2^64 is a small price for a third of the memory.
+        self._started: dict[int, tuple[Any, int]] = {}
+
+    def start(self, number: int, pid: Any, name: bytes, category: bytes, flow: int) -> None:
+        """Add an ``s`` event."""
+        other, first = self._started.setdefault(hash((category, name, flow)), (pid, number))
+        if first != number:
+            by, what = ("it", "flow") if other == pid else (f"pid {other}", "rank")
+            rank = self._rank_of.get(pid)
+            of_input = rank is not None and rank == self._rank_of.get(other)
+            self._add(
+                "input-flow-duplicate" if of_input else "perfetto-flow-duplicate",
+                number,
+                f"flow {flow} is started here by pid {pid}, and in event {first} by {by}; give each {what} ids of its own",
+            )

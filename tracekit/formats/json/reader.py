@@ -13,10 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import TraceFormatError
-from tracekit.formats.file_kinds import HEAD_BYTES, seems_to_be
+from tracekit.formats.byte_stream import HEAD_BYTES, seems_to_be
 from tracekit.formats.json.repair import repair_object, repair_text
-from tracekit.formats.json.spans import find_events, scan_value
-from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window
+from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events, scan_value
 from tracekit.formats.merged_head import MAX_HEAD_BYTES, MERGED_KEY
 from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
 from tracekit.formats.trace_stream import open_trace
@@ -28,8 +27,11 @@ if TYPE_CHECKING:
 
     _Decode = Callable[[bytes, Sequence[int]], Any]
 
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+"""No event up to this length is lost for its length, whether it is well-formed or needs repair."""
+
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
-_MAX_REPAIR_BYTES: Final = 1024 * 1024
+_REPAIR_AHEAD_BYTES: Final = 1024 * 1024
 _MAX_KEY_BYTES: Final = 64 * 1024
 _MAX_RUN_EVENTS: Final = 1000
 # Skip deeply nested values in steps, instead of trying each level.
@@ -37,6 +39,7 @@ _DEEP: Final = 100
 _DEEP_STEP_BYTES: Final = 4096
 _MAX_TRIES: Final = 64
 
+_NOTHING: Final = "nothing but white space"
 _IN_HEADER: Final = "in the keys beside traceEvents"
 _BOM: Final = b"\xef\xbb\xbf"
 _FIRST_KEY: Final = re.compile(rb'\{(?:[ \t]*"[^"\\]{1,20}")?')
@@ -72,7 +75,6 @@ class RawEvent(NamedTuple):
 
     Attributes:
         text: The bytes of the file, or their repair.
-        event: The decoded event.
         offset_bytes: The place in the unpacked file.
     """
 
@@ -94,21 +96,18 @@ class TraceReader(Window):
         stream: The bytes to read in place of those of the file.
 
     Attributes:
-        path: The file, as it may be printed.
         form: "array" or "object".
-        compressed: True for gzip.
+        foreign: The form of a file that is not Chrome JSON, "pftrace" or "flight recorder", else empty. Offsets and counts of
+            bytes then refer to the JSON into which the file is converted.
         header: The top-level keys other than ``traceEvents``, decoded. Those before the events are there from the
             start, those after them once `runs` has ended.
         closed: True if the file ends as its form does.
         losses: The unreadable parts before the last event; the first 1000.
-        lost_parts: The number of these parts.
         lost_events: The number of events that seem to begin in them.
-        lost_bytes: Their length together.
         tail: The unreadable part at the end, or None.
         events: The number of events read so far; at least 1 of those of a call of `pass_events`.
         run_text: The text of the last run; None if its events were read one by one.
         run_offset_bytes: The place of the last run in the unpacked file.
-        bytes_read: The number of unpacked bytes read so far.
         text: The window: a part of the unpacked file.
         at: The present place in the window: everything before it is read.
         final: True if the file ends with the window.
@@ -121,15 +120,13 @@ class TraceReader(Window):
         TraceFormatError: It is not a trace.
     """
 
-    max_event_bytes = 16 * 1024 * 1024
-    """The maximum length of an event."""
     max_run_bytes = 1024 * 1024
     """The maximum distance from the beginning of a run to that of its last event."""
 
     def __init__(self, path: str, *, limit_bytes: int | None = None, stream: TraceStream | None = None) -> None:
         super().__init__(open_trace(path, limit_bytes) if stream is None else stream)
         self.path = self._stream.path
-        self.compressed = self._stream.compressed
+        self.compressed, self.foreign = self._stream.compressed, self._stream.foreign
         self.form = "array"
         self.header: dict[str, Any] = {}
         self.closed = False
@@ -144,20 +141,8 @@ class TraceReader(Window):
             self._stream.close()
             raise
 
-    @property
-    def foreign(self) -> str:
-        """The form of a file that is not Chrome JSON, "pftrace" or "flight recorder", else empty.
-
-        Offsets and counts of bytes then refer to the JSON into which the file is converted.
-        """
-        return self._stream.foreign
-
     def runs(self) -> Iterator[list[Event]]:
-        """Yield the events of the file, run by run, in the order of the file.
-
-        Raises:
-            StorageError: The file can no longer be read.
-        """
+        """Yield the events of the file, run by run, in the order of the file."""
         return self._runs(lambda body, _: decode_run(body))
 
     def runs_or_taken(self, take: Callable[[bytes], int]) -> Iterator[list[Event] | bytes]:
@@ -165,9 +150,6 @@ class TraceReader(Window):
 
         Args:
             take: Gets the text of a run. Returns 0 to have it decoded, and otherwise the number of its events.
-
-        Raises:
-            StorageError: The file can no longer be read.
         """
         return self._runs(lambda body, _: body if take(body) else decode_run(body))
 
@@ -177,7 +159,7 @@ class TraceReader(Window):
                 self._skip_separator()
                 is_sound = self._lost_from is None and not self.closed
                 spans, stop = find_events(self.text, self.at, self.max_run_bytes) if is_sound else ((), 0)
-                if not spans and stop == len(self.text) and self._read_on(self.max_event_bytes):
+                if not spans and stop == len(self.text) and self._read_on(MAX_EVENT_BYTES):
                     continue
                 self.run_offset_bytes = self._offset + self.at
                 run = self._read_whole(spans, decode) if spans else None
@@ -226,31 +208,31 @@ class TraceReader(Window):
     def _begin(self) -> None:
         if not self.fill():
             damage = self._stream.damage
-            raise TraceFormatError(
-                self.path, f"{damage}; tracekit recover saves what can be read" if damage else "the file is empty"
-            )
+            words = f"{damage}; tracekit recover saves what can be read" if damage else "the file is empty"
+            raise TraceFormatError(self.path, words)
         head = self.text[:HEAD_BYTES]
         self._skip_mark()
         if not self._skip_separator():
-            nothing = "nothing but white space"
-            words = f"this is not a trace: {self.bytes_read} bytes of it are {nothing}"
-            raise TraceFormatError(self.path, words if self._is_hopeless() else f"the file holds {nothing}")
+            words = f"this is not a trace: {self.bytes_read} bytes of it are {_NOTHING}"
+            raise TraceFormatError(self.path, words if self._is_hopeless() else f"the file holds {_NOTHING}")
         if self.text.startswith(b"[", self.at):
             self.at += 1
-            self._check_array()
             self.in_events = True
+            if self._skip_separator():
+                rest = self.text[self.at : self.at + HEAD_BYTES]
+                if rest[:1] not in b"{]" and not _STRAY_VALUES.match(rest):
+                    self._refuse(b"[" + rest, "the array holds no events")
+            elif self._is_hopeless():
+                self._refuse(b"", f"{self.bytes_read} bytes of it are {_NOTHING}")
         elif self.text.startswith(b"{", self.at):
             self.at += 1
             self.in_events = self._take_head() or self._read_keys()
             if not self._arrays:
-                seen, damage = seems_to_be(head), self._stream.damage
-                raise TraceFormatError(
-                    self.path,
-                    (f"this is not a trace: it seems to be {seen}; " if seen else "this is not a trace: ")
-                    + f"no traceEvents in its first {self.bytes_read} bytes"
-                    + (f" ({damage})" if damage else "")
-                    + ("; it holds events, which tracekit recover saves" if _PHASE.search(head) else ""),
-                )
+                seen = f"it seems to be {kind}; " if (kind := seems_to_be(head)) else ""
+                damage = f" ({self._stream.damage})" if self._stream.damage else ""
+                advice = "; it holds events, which tracekit recover saves" if _PHASE.search(head) else ""
+                words = f"{seen}no traceEvents in its first {self.bytes_read} bytes{damage}{advice}"
+                raise TraceFormatError(self.path, f"this is not a trace: {words}")
             if not self.in_events:
                 self._end_document()
         else:
@@ -261,15 +243,6 @@ class TraceReader(Window):
         if self.text.startswith(_BOM):
             self.at = len(_BOM)
             self._note("byte_order_mark", 0, "UTF-8 byte order mark")
-
-    def _check_array(self) -> None:
-        if not self._skip_separator():
-            if self._is_hopeless():
-                self._refuse(b"", f"{self.bytes_read} bytes of it are nothing but white space")
-            return
-        rest = self.text[self.at : self.at + HEAD_BYTES]
-        if rest[:1] not in b"{]" and not _STRAY_VALUES.match(rest):
-            self._refuse(b"[" + rest, "the array holds no events")
 
     def _refuse(self, head: bytes, otherwise: str) -> None:
         seen = seems_to_be(head)
@@ -321,8 +294,7 @@ class TraceReader(Window):
             if self.text.startswith(b"}", self.at):
                 self._found()
                 self.at += 1
-                self.closed = self._arrays > 0
-                self._commas = 0
+                self.closed, self._commas = self._arrays > 0, 0
                 return False
             self._look_ahead(LOOK_AHEAD_BYTES)
             key = _KEY.match(self.text, self.at)
@@ -355,8 +327,7 @@ class TraceReader(Window):
             self._begin_events(key)
         else:
             text, kinds = repair_text(text)
-            for kind in kinds:
-                self._note(kind, self._offset + self.at, _IN_HEADER)
+            self._note_all(kinds, _IN_HEADER)
             self._take_key(name, text)
         self._found()
         self.at += ahead + length
@@ -364,9 +335,8 @@ class TraceReader(Window):
 
     def _value_of(self, ahead: int, max_bytes: int) -> tuple[bytes, int] | None:
         """Return the value ``ahead`` bytes after the present place, repaired, and its length in the file."""
-        end = self._find_end(ahead, max_bytes)
         found = None
-        if end is not None:
+        if (end := self._find_end(ahead, max_bytes)) is not None:
             found = self.text[self.at + ahead : end], end - self.at - ahead
             self._look_ahead(end - self.at + 1)
             after = self.at + ahead + found[1]
@@ -379,8 +349,7 @@ class TraceReader(Window):
             pair = self.text[self.at : following.start()].rstrip(b" \t\r\n,")
             repaired = repair_object(b"{" + pair + b"}", 0, len(pair) + 2)
             if repaired is not None and repaired[1] == len(pair) + 2 and b"\0" not in pair:
-                for kind in repaired[2]:
-                    self._note(kind, self._offset + self.at, _IN_HEADER)
+                self._note_all(repaired[2], _IN_HEADER)
                 key = _KEY.match(repaired[0], 1)  # without the white space
                 assert key is not None
                 return repaired[0][key.end() : -1], following.start() - begin
@@ -399,7 +368,7 @@ class TraceReader(Window):
         events = None
         while not self._arrays and events is None:
             events = _EVENTS_KEY.search(self.text, self.at)
-            if events is None and not self._read_on(_MAX_REPAIR_BYTES):
+            if events is None and not self._read_on(_REPAIR_AHEAD_BYTES):
                 break
         following = _NEXT_LINE_KEY.search(self.text, self.at + 1)
         if events is not None:
@@ -423,7 +392,9 @@ class TraceReader(Window):
                 one = self._read_event()
                 if one is not None:
                     return one
-            elif char == ord("]") and (self._lost_from is None or self._ends_here()):
+            elif char == ord("]") and (
+                self._lost_from is None or (self.form == "object" and self._looks_like(_EVENTS_END))
+            ):
                 return None
             self._pass_over()
         return None
@@ -432,12 +403,9 @@ class TraceReader(Window):
         """Enter another document; return False if none begins here."""
         return False
 
-    def _ends_here(self) -> bool:
-        return self.form == "object" and self._looks_like(_EVENTS_END)
-
     def _read_event(self) -> RawEvent | None:
         """Read the object at the present place; return None if it is not an event, even when repaired."""
-        end = self._find_end(0, self.max_event_bytes)
+        end = self._find_end(0, MAX_EVENT_BYTES)
         if end is None:
             found = self._mend()
         else:
@@ -447,8 +415,7 @@ class TraceReader(Window):
         if found is None or event is None or not self._accepts(event, found[0]):
             return None
         text, end, kinds = found
-        for kind in kinds:
-            self._note(kind, self._offset + self.at, "in an event")
+        self._note_all(kinds, "in an event")
         self._note_commas(int(self._expects_comma), "between two events")
         self._found()
         self._expects_comma = True
@@ -468,10 +435,13 @@ class TraceReader(Window):
 
     def _mend(self) -> tuple[bytes, int, list[str]] | None:
         """Return the event at the present place repaired, where it ends, and the kinds of repair."""
-        self._look_ahead(_MAX_REPAIR_BYTES)
-        limit = self.at + _MAX_REPAIR_BYTES
-        following = _EVENT_START_OR_END.search(self.text, self.at + 1, limit)
-        repaired = repair_object(self.text, self.at, following.start() if following else limit)
+        self._look_ahead(_REPAIR_AHEAD_BYTES)
+        while True:
+            limit = self.at + MAX_EVENT_BYTES
+            following = _EVENT_START_OR_END.search(self.text, self.at + 1, limit)
+            repaired = repair_object(self.text, self.at, following.start() if following else limit)
+            if repaired is not None or following or not self._read_on(MAX_EVENT_BYTES):
+                break
         if repaired is None or not self._may_mend(self.text[self.at : repaired[1]]):
             return None
         text, kinds = repair_text(repaired[0])
@@ -511,17 +481,14 @@ class TraceReader(Window):
 
     def end_events(self) -> None:
         """Read on behind the closing bracket of the events, or note the end of the file; see `in_events`."""
-        if self.at < len(self.text):
-            self._leave_array()
-            self._end_array()
-        else:
+        if self.at == len(self.text):
             self._end_file()
-
-    def _leave_array(self) -> None:
+            return
         self._note_commas(0, "after the last event")
         self._found()
         self.at += 1
         self._expects_comma = False
+        self._end_array()
 
     def _end_array(self) -> None:
         if self.form == "array":

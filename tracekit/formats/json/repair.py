@@ -20,6 +20,9 @@ _NOT_FINITE: Final = re.compile(rb"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 _PLAIN: Final = re.compile(rb'[^"\\\x00-\x1f]+')
 _ESCAPE: Final = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 
+# Characters of a string that need a backslash.
+_BAD: Final = {ord('"'): ("unescaped_quote", b'\\"'), ord("\\"): ("bad_escape", b"\\\\")}
+
 # What may follow the quote that closes a key, a value in an object, a value in an array.
 _AFTER_KEY: Final = re.compile(rb'"\s*:\s*["\[{\dtfnNiI+-]')
 _AFTER_VALUE: Final = re.compile(rb'"\s*(?:,\s*(?:"[^"\\]*(?:\\.[^"\\]*)*"\s*:|\})|\}\s*(?:[,}\]]|\Z))', re.DOTALL)
@@ -70,90 +73,77 @@ def repair_object(text: bytes, start: int, limit: int) -> tuple[bytes, int, list
         The repaired object, where it ends in ``text``, and the kinds of repair; or None when it cannot be told where it
         ends before ``limit``, or it is nested too deeply.
     """
-    text = text[start:limit]
     out = bytearray()
     kinds: list[str] = []
     closers: list[int] = []
     expect_key = False
-    at = 0
-    while True:
-        space = _SPACE.match(text, at)
-        at = space.end() if space else at
-        if at >= len(text):
-            return None
+    at, limit = start, min(limit, len(text))
+    while (at := _end_of(_SPACE, text, at, limit)) < limit:
         char = text[at]
         if char in b"{[":
             if len(closers) == _MOST_NESTED:
                 return None
             closers.append(ord("}") if char == ord("{") else ord("]"))
             expect_key = char == ord("{")
-            out.append(char)
-            at += 1
         elif char in b"}]":
             if not closers or closers.pop() != char:
                 return None
             if out.endswith(b","):
                 del out[-1]
                 kinds.append("trailing_comma")
-            out.append(char)
-            at += 1
             expect_key = False
             if not closers:
-                return bytes(out), start + at, kinds
-        elif char == ord(","):
-            out.append(char)
-            at += 1
-            expect_key = bool(closers) and closers[-1] == ord("}")
-        elif char == ord(":"):
-            out.append(char)
-            at += 1
-            expect_key = False
+                return bytes(out) + b"%c" % char, at + 1, kinds
+        elif char in b",:":
+            expect_key = char == ord(",") and closers[-1:] == [ord("}")]
         elif char == ord('"'):
-            in_object = bool(closers) and closers[-1] == ord("}")
-            after = _AFTER_KEY if expect_key else _AFTER_VALUE if in_object else _AFTER_ITEM
-            end = _repair_string(text, at + 1, after, out, kinds)
-            if end < 0:
+            after = _AFTER_KEY if expect_key else _AFTER_VALUE if closers[-1:] == [ord("}")] else _AFTER_ITEM
+            at = _repair_string(text, at + 1, limit, after, out, kinds)
+            if at < 0:
                 return None
-            at = end
+            continue
         else:
-            word = _WORD.match(text, at)
-            if word is None:
+            end = _end_of(_WORD, text, at, limit)
+            word = text[at:end]
+            if not word:
                 return None
-            if _LITERAL.fullmatch(word[0]):
-                out += word[0]
+            if _LITERAL.fullmatch(word):
+                out += word
             else:
-                kinds.append("not_finite" if _NOT_FINITE.fullmatch(word[0]) else "bare_word")
-                _repair_string(word[0] + b'"]', 0, _AFTER_ITEM, out, [])
-            at = word.end()
+                kinds.append("not_finite" if _NOT_FINITE.fullmatch(word) else "bare_word")
+                _repair_string(word + b'"]', 0, end - at + 2, _AFTER_ITEM, out, [])
+            at = end
+            continue
+        out.append(char)
+        at += 1
+    return None
 
 
-def _repair_string(text: bytes, at: int, after: re.Pattern[bytes], out: bytearray, kinds: list[str]) -> int:
+def _end_of(pattern: re.Pattern[bytes], text: bytes, at: int, limit: int) -> int:
+    match = pattern.match(text, at, limit)
+    return match.end() if match else at
+
+
+def _repair_string(text: bytes, at: int, limit: int, after: re.Pattern[bytes], out: bytearray, kinds: list[str]) -> int:
     """Append the string whose content begins at ``at`` and return where it ends, or -1 when it does not."""
     out.append(ord('"'))
-    while at < len(text):
-        plain = _PLAIN.match(text, at)
-        if plain:
-            out += plain[0]
-            at = plain.end()
-            continue
+    while at < limit:
+        end = _end_of(_PLAIN, text, at, limit)
+        out += memoryview(text)[at:end]
+        at = end
+        if at == limit:
+            break
         char = text[at]
-        if char == ord('"'):
-            if after.match(text, at):
-                out.append(char)
-                return at + 1
-            kinds.append("unescaped_quote")
-            out += b'\\"'
-        elif char == ord("\\"):
-            escape = _ESCAPE.match(text, at)
-            if escape:
-                out += escape[0]
-                at = escape.end()
-                continue
-            kinds.append("bad_escape")
-            out += b"\\\\"
-        else:
-            kinds.append("control_character")
-            out += b"\\u%04x" % char
+        if char == ord('"') and after.match(text, at, limit):
+            out.append(char)
+            return at + 1
+        if char == ord("\\") and (end := _end_of(_ESCAPE, text, at, limit)) > at:
+            out += text[at:end]
+            at = end
+            continue
+        kind, escaped = _BAD.get(char, ("control_character", b"\\u%04x" % char))
+        kinds.append(kind)
+        out += escaped
         at += 1
     return -1
 

@@ -10,12 +10,10 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.event_fields import PHASES, raw_field
-from tracekit.formats.file_kinds import GZIP_MAGIC
-from tracekit.formats.json.reader import HEADER_KEYS, RawEvent, TraceReader, decode
+from tracekit.formats.byte_stream import GZIP_MAGIC, ByteStream
+from tracekit.formats.json.reader import HEADER_KEYS, MAX_EVENT_BYTES, RawEvent, TraceReader, decode
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_run
+from tracekit.formats.trace_event import PHASES, UNSET, Event, decode_run, raw_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,19 +42,11 @@ class SalvageReader(TraceReader):
     A `TraceReader` stops at the end of the first document. This one reads on: behind torn gzip members, behind closing brackets,
     below a second header. After damage it accepts only objects with the fields of an event.
 
-    Args:
-        path: A file or URL, plain or gzip.
-
     Attributes:
         keys: The readable keys next to ``traceEvents`` of the object form, with the text of their values; those before
             the events are there with the first run.
         damages: Sentences about data that could not be unpacked.
-
-    Raises:
-        StorageError: The file is not there or cannot be read.
     """
-
-    max_event_bytes = 4 * 1024 * 1024
 
     def __init__(self, path: str) -> None:
         stream = SalvageStream(path)
@@ -71,11 +61,7 @@ class SalvageReader(TraceReader):
         return {found.kind: found.count for found in self.repairs if found.kind not in ("cut_file", "second_events")}
 
     def raw_runs(self) -> Iterator[list[RawEvent]]:
-        """Yield the events in the order of the file, in runs of bounded size.
-
-        Raises:
-            StorageError: The file can no longer be read.
-        """
+        """Yield the events in the order of the file, in runs of bounded size."""
         self._read_head()
         yield from self._runs(self._decode_raw, raw=True)
 
@@ -98,7 +84,7 @@ class SalvageReader(TraceReader):
         self._skip_separator()
         self._commas = 0
         # The object form may begin with a key of that name.
-        if self._looks_like(_EVENT) and (end := self._find_end(0, self.max_event_bytes)) is not None:
+        if self._looks_like(_EVENT) and (end := self._find_end(0, MAX_EVENT_BYTES)) is not None:
             event = decode(self.text[self.at : end])
             if event is not None and event.ph is not UNSET:
                 self._note("missing_bracket", 0, "")
@@ -146,8 +132,10 @@ class SalvageReader(TraceReader):
             self._read_keys()
 
     def _accepts(self, event: Event, text: bytes) -> bool:
-        # After a tear, other objects are parts of events.
-        if (self._lost_from is not None or self.closed) and not _is_event(event):
+        # After a tear, other objects are parts of the arguments of a torn event.
+        if (self._lost_from is not None or self.closed) and (
+            event.ph not in PHASES or event.pid is UNSET or (event.ph != "M" and event.ts is UNSET)
+        ):
             return False
         if text.count(b'"ph"') > 1 and _is_fused(text):
             return False
@@ -168,12 +156,6 @@ class SalvageReader(TraceReader):
 
     def _is_hopeless(self) -> bool:
         return False
-
-
-def _is_event(event: Event) -> bool:
-    """Return False for an object in the arguments of a torn event."""
-    phase = event.ph
-    return phase is not UNSET and phase in PHASES and event.pid is not UNSET and (phase == "M" or event.ts is not UNSET)
 
 
 def _is_fused(text: bytes) -> bool:
@@ -207,46 +189,34 @@ class SalvageStream(ByteStream):
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked
         super().__init__(path)
         self._read_bytes = len(self._packed)  # the first piece was read twice
-        self._inflater = _inflater() if self._is_gzip else None
 
-    def _inflate(self, limit: int) -> bytes:
-        while self._inflater is not None:
-            if not self._packed and not self._more():
-                return self._end()
-            if self._inflater.eof:
-                # Gzip files may have several members, and end with zeros as padding.
-                self._packed = self._packed.lstrip(b"\0")
-                if self._packed:
-                    if len(self._packed) < len(GZIP_MAGIC):
-                        self._more()
-                    if not self._packed.startswith(GZIP_MAGIC):
-                        self._damaged_at = self._read_bytes - len(self._packed)
-                        self._find_member("what follows is no gzip data")
-                        return TEAR
-                    self._inflater = _inflater()
-                    self._unpacked = b""
-                continue
-            spare = self._inflater.copy()
-            try:
-                piece: bytes = self._inflater.decompress(self._packed, limit)
-            except zlib.error as error:
-                piece = self._crumbs(spare)
-                self._find_member(str(error).partition("decompressing data: ")[2] or str(error))
-                return piece + TEAR
-            rest = self._inflater.unconsumed_tail or self._inflater.unused_data
-            self._unpacked = (self._unpacked + self._packed[: len(self._packed) - len(rest)])[-_LOOK_BACK_BYTES:]
-            self._packed = rest
-            if piece:
-                return piece
-        return b""
+    @staticmethod
+    def _new_inflater() -> Any:
+        return zlib.decompressobj(_GZIP_WBITS)  # isal's cannot be copied
 
-    def _end(self) -> bytes:
-        inflater, self._inflater = self._inflater, None
-        if inflater.eof:
-            return b""
-        self._note_damage("the gzip data is cut off")
-        rest: bytes = inflater.flush()
-        return rest
+    def _next_member(self) -> bytes:
+        self._unpacked = b""
+        self._packed = self._packed.lstrip(b"\0")
+        if 0 < len(self._packed) < len(GZIP_MAGIC):
+            self._more()
+        if not self._packed or self._packed.startswith(GZIP_MAGIC):
+            return super()._next_member()
+        self._damaged_at = self._read_bytes - len(self._packed)
+        self._find_member("what follows is no gzip data")
+        return TEAR
+
+    def _decompress(self, limit: int) -> bytes:
+        spare = self._inflater.copy()
+        try:
+            piece: bytes = self._inflater.decompress(self._packed, limit)
+        except zlib.error as error:
+            piece = self._crumbs(spare)
+            self._find_member(str(error).partition("decompressing data: ")[2] or str(error))
+            return piece + TEAR
+        rest = self._inflater.unconsumed_tail or self._inflater.unused_data
+        self._unpacked = (self._unpacked + self._packed[: len(self._packed) - len(rest)])[-_LOOK_BACK_BYTES:]
+        self._packed = rest
+        return piece
 
     def _crumbs(self, inflater: Any) -> bytes:
         """Unpack byte by byte what comes before the damage; it lies within one piece."""
@@ -278,7 +248,7 @@ class SalvageStream(ByteStream):
                     break
             if _holds_text(self._packed[found.start() : found.start() + _TRIAL_BYTES]):
                 self._packed = self._packed[found.start() :]
-                self._inflater = _inflater()
+                self._inflater = self._new_inflater()
                 break
             at = found.start() + 1
         goes_on = (
@@ -302,15 +272,10 @@ class SalvageStream(ByteStream):
         return piece
 
 
-def _inflater() -> Any:
-    # isal's cannot be copied.
-    return zlib.decompressobj(_GZIP_WBITS)
-
-
 def _holds_text(packed: bytes) -> bool:
     # The magic of gzip also appears in packed data by chance; what follows it there unpacks to noise, if at all.
     try:
-        text = _inflater().decompress(packed, _TRIAL_BYTES)
+        text = SalvageStream._new_inflater().decompress(packed, _TRIAL_BYTES)  # noqa: SLF001 - of this module
     except zlib.error:
         return False
     return bool(text) and not _NO_TEXT.search(text)

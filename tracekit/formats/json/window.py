@@ -1,15 +1,21 @@
-"""A window of the text of a trace, and a record of the damage in it."""
+"""Find where JSON values end; a window of the text of a trace, and a record of the damage in it."""
 
 from __future__ import annotations
 
+import json
 import re
+from array import array
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tracekit import core
 from tracekit.formats.byte_stream import Closing
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.trace_event import REFUSED, decode_raw, decode_raw_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tracekit.formats.byte_stream import TraceStream
 
 LOOK_AHEAD_BYTES: Final = 256
@@ -33,7 +39,6 @@ class Finding:
     Attributes:
         kind: A word for it, for example "unescaped_quote".
         offset_bytes: The first place, in the unpacked file.
-        count: The number of places.
         detail: A sentence, or the first characters of the damage.
         event: The number of the first damaged event, from 1; None for damage outside of the events.
     """
@@ -51,9 +56,7 @@ class LostBytes:
 
     Attributes:
         offset_bytes: Its beginning in the unpacked file.
-        length_bytes: Its length.
         events: The number of events that seem to begin in it, a lower bound.
-        begins: The first characters.
     """
 
     offset_bytes: int
@@ -63,11 +66,7 @@ class LostBytes:
 
 
 class Window(Closing):
-    """A part of an unpacked file, read from front to back. `TraceReader` documents the attributes.
-
-    Args:
-        stream: The bytes of the file.
-    """
+    """A part of an unpacked file, read from front to back. `TraceReader` documents the attributes."""
 
     def __init__(self, stream: TraceStream) -> None:
         self._stream = stream
@@ -115,8 +114,8 @@ class Window(Closing):
             pieces.append(piece)
             missing -= len(piece)
             self.bytes_read += len(piece)
-        # A piece alone is not copied.
-        self.text = b"".join([rest, *pieces] if rest else pieces)
+        self.text = b""  # a large event takes much memory
+        self.text = b"".join([rest, *pieces] if rest else pieces)  # a piece alone is not copied
         return len(self.text) > len(rest)
 
     def pass_events(self, at: int) -> None:
@@ -140,7 +139,7 @@ class Window(Closing):
     def _read_on(self, max_bytes: int) -> bool:
         """Double the window, so that the work stays linear; return False at a limit."""
         length = len(self.text) - self.at
-        return length <= max_bytes and not self.final and self.fill(2 * length + 1)
+        return length < max_bytes and not self.final and self.fill(min(2 * length, max_bytes) + 1)
 
     def _skip_separator(self) -> bool:
         """Skip white space, and commas, which are counted; return False at the end of the file."""
@@ -194,9 +193,7 @@ class Window(Closing):
         """Note that the file is unreadable from the present place on."""
         if self._lost_from is None:
             self._look_ahead(_SHOWN_BYTES)
-            self._lost_from = self._offset + self.at
-            self._lost_event = self.events + 1
-            self._phases = 0
+            self._lost_from, self._lost_event, self._phases = self._offset + self.at, self.events + 1, 0
             self._begins = self.text[self.at : self.at + _SHOWN_BYTES]
 
     def _loss(self) -> LostBytes:
@@ -229,6 +226,10 @@ class Window(Closing):
             kind = "missing_comma" if commas < expected else "trailing_comma"
             self._note(kind, self._offset + self.at, where)
 
+    def _note_all(self, kinds: list[str], detail: str) -> None:
+        for kind in kinds:
+            self._note(kind, self._offset + self.at, detail)
+
     def _note(self, kind: str, offset: int, detail: str, *, lost: bool = False, event: int | None = None) -> None:
         finding = self._findings.get((lost, kind))
         if finding is None:
@@ -237,3 +238,109 @@ class Window(Closing):
             self._findings[lost, kind] = Finding(kind, offset, 1, detail, event)
         else:
             finding.count += 1
+
+
+_FIRST_BYTES: Final = 4096
+_END_BYTES: Final = 64 * 1024
+_MAX_TRIES: Final = 4
+_LARGE_BYTES: Final = 1024 * 1024
+# Python's decoder gives up on some values a few characters before the end of the text.
+_UNDECIDED_BYTES: Final = 12
+_CUT: Final = "Input data was truncated"  # msgspec
+_COMMA: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
+_BETWEEN: Final = re.compile(rb"\}[ \t\r\n]*,[ \t\r\n]*\{")
+_AFTER_NUMBER: Final = frozenset(" \t\r\n,}]")
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)
+
+
+# The text is read as Latin-1: a character is a byte. Numbers stay text: they may have any length.
+_decode_at = json.JSONDecoder(parse_float=str, parse_int=str, parse_constant=_refuse).raw_decode
+
+
+def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequence[int], int]:
+    """Find whole, well-formed events from ``at`` on: objects with one comma between them.
+
+    Args:
+        text: The text.
+        at: The beginning of the first event.
+        max_bytes: The maximum distance from there to the beginning of an event.
+
+    Returns:
+        The begin and end of each, in turn; and the byte at which the next one breaks, which is the end of the text if it is cut.
+    """
+    spans = array("q")
+    limit = min(at + max_bytes, len(text))
+    while at < limit and text.startswith(b"{", at):
+        if core.merge is not None:
+            found = core.merge.find_events(text, at, limit)
+        else:
+            found = b"" if spans else _find_events(text, at, limit)
+        if found:
+            spans.frombytes(found)
+        else:
+            # The core leaves unusual events to Python.
+            end, is_whole = scan_value(text, at)
+            if not is_whole:
+                return spans, end
+            spans.extend((at, end))
+        comma = _COMMA.match(text, spans[-1])
+        if comma is None:
+            return spans, spans[-1]
+        at = comma.end()
+    return spans, at
+
+
+def _find_events(text: bytes, at: int, limit: int) -> bytes:
+    """Decode the events together up to a place that looks like the end of one; a wrong place is refused."""
+    spans = array("q")
+    for between in [*_BETWEEN.finditer(text, max(at, limit - _END_BYTES), limit)][: -_MAX_TRIES - 1 : -1]:
+        with suppress(*REFUSED):
+            for raw in decode_raw_list(b"[%b]" % text[at : between.start() + 1]):
+                if text[at] != ord("{"):
+                    break
+                spans.extend((at, at + len(raw)))
+                comma = _COMMA.match(text, spans[-1])
+                at = comma.end() if comma else spans[-1]
+            break
+    return spans.tobytes()
+
+
+def scan_value(text: bytes, at: int) -> tuple[int, bool]:
+    """Return the end of the value at ``at``, and True; or the byte at which it breaks, and False.
+
+    A value that is cut breaks at the end of the text. So does a number before it, which may go on.
+    """
+    if core.merge is not None and text.startswith(b"{", at) and (found := core.merge.find_events(text, at, at + 1)):
+        return array("q", found)[1], True
+    length = _FIRST_BYTES
+    while True:
+        if length > _LARGE_BYTES and _is_cut(text, at):
+            return len(text), False
+        part = text[at : at + length].decode("latin-1")
+        try:
+            end = _decode_at(part)[1]
+        except json.JSONDecodeError as error:
+            if error.pos < len(part) - _UNDECIDED_BYTES and not error.msg.startswith("Unterminated"):
+                return at + error.pos, False
+        except (ValueError, RecursionError):
+            return at, False
+        else:
+            if part[0] not in "-0123456789" or part[end : end + 1] in _AFTER_NUMBER:
+                return at + end, True
+            if end < len(part) - _UNDECIDED_BYTES:
+                return at + end, False
+        if at + length >= len(text):
+            return len(text), False
+        length *= 4
+
+
+def _is_cut(text: bytes, at: int) -> bool:
+    """Return True if the value at ``at`` is certainly cut. Unlike Python's decoder, it takes no memory for a large value."""
+    try:
+        decode_raw(memoryview(text)[at:])
+    except REFUSED as error:
+        return str(error) == _CUT and b"\\u" not in text  # half a surrogate pair has the same message
+    return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.composer.handler import ComposerHandler, NoLogger
-from tracekit.integrations.slices import OpenSlices
+from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
@@ -52,7 +52,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._has_started = False
         self._seen = False
         self._is_mine = False
-        self._open = OpenSlices()
+        self._open = NestedMarkers()
         self._batch_sizes = (0, 0)
 
     def run_event(self, event: Event, state: Any, logger: Any) -> None:

@@ -21,7 +21,7 @@ from tracekit.integrations.jax.annotations import import_jax
 from tracekit.integrations.jax.config import TraceConfig, log_dir
 from tracekit.integrations.jax.recorder import TraceRecorder
 from tracekit.integrations.jax.windows import Decision, Windows
-from tracekit.integrations.slices import OpenSlices
+from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.failures import Failures
 from tracekit.recording.lifecycle import active_profiler
 from tracekit.timestamp import Timestamp
@@ -130,7 +130,7 @@ class JaxProfiler:
         self._agreement: Agreement | None = None
         self._recorder: TraceRecorder | None = None
         self._arrays: Any = None
-        self._phases = OpenSlices()
+        self._phases = NestedMarkers()
         self._step = 0
         self._latest_start: int | None = None
         self._stepped_ns = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.lightning.actions import CALLBACKS, DATA_LOADING, OTHER, action_of
-from tracekit.integrations.slices import OpenSlices
+from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
 
@@ -97,7 +97,7 @@ class LoopTimer:
         self._now_ns = clock.monotonic_ns
         self._wait = wait or _no_wait
         self._slices_of_parts = slices_of_parts
-        self._slices = OpenSlices()
+        self._slices = NestedMarkers()
         self._thread = threading.get_ident()
         self._booked_until_ns = 0
         self._stages: Epoch = {}  # open stages, the innermost last

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.rank_clock import RankClock, stated_ranks
+from tracekit.formats.merged_head import RankClock, stated_ranks
 from tracekit.merge.align.clock_map import ClockMap
 from tracekit.merge.align.domains import Evidence
 from tracekit.wording import counted, rank_spans

@@ -22,7 +22,7 @@ from tracekit.traces.collectives.matching import match_near
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tracekit.formats.rank_clock import RankClock
+    from tracekit.formats.merged_head import RankClock
     from tracekit.merge.align.placement import Placement
     from tracekit.merge.selection.event_filter import EventFilter
     from tracekit.traces.collectives.collector import Collective

@@ -20,7 +20,7 @@ from tracekit.merge.align.domains import find_domains, solve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tracekit.formats.rank_clock import RankClock
+    from tracekit.formats.merged_head import RankClock
     from tracekit.merge.align.collective_logs import CollectiveLog
     from tracekit.merge.align.domains import ClockDomain, Link
     from tracekit.merge.input import Input

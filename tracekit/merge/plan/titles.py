@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from tracekit.formats.event_fields import FreeNumbers
-from tracekit.formats.trace_event import encode_json
+from tracekit.formats.trace_event import FreeNumbers, encode_json
 from tracekit.traces.process_identity import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, main_thread
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
-from tracekit.formats.event_fields import FREE_NUMBERS, raw_number
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
-from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
+from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, decode_dict, decode_text, raw_number
 from tracekit.merge.plan.titles import Process, Thread, better_name, display_order, thread_sort_index
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 

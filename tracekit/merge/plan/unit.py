@@ -9,8 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracekit.formats.losses import Accounts
-from tracekit.formats.merged_head import truncate_header
+from tracekit.formats.merged_head import Accounts, truncate_header
 from tracekit.formats.trace_event import encode_json
 from tracekit.merge.input import Head
 from tracekit.storage import printable_name
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tracekit.formats.json.window import Finding
-    from tracekit.formats.rank_clock import RankClock
+    from tracekit.formats.merged_head import RankClock
     from tracekit.merge.align.clock_map import ClockMap
     from tracekit.merge.align.collective_sets import AddedEvent
     from tracekit.merge.align.placement import Placement

@@ -13,9 +13,20 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import EPOCH_NS, EXACT_SPANS_NS, exact_time, format_us, parse_us
-from tracekit.formats.event_fields import PHASES, raw_field, repair_fields, time_field
 from tracekit.formats.json.repair import without_final_backslash
-from tracekit.formats.trace_event import UNSET, Event, Raw, decode_dict, decode_or_none, encode_event, encode_json
+from tracekit.formats.trace_event import (
+    PHASES,
+    UNSET,
+    Event,
+    Raw,
+    decode_dict,
+    decode_or_none,
+    encode_event,
+    encode_json,
+    raw_field,
+    repair_fields,
+    time_field,
+)
 from tracekit.merge.plan.layout import DIRECT_IDS, NAMESPACE
 from tracekit.merge.plan.titles import WORK_CATEGORIES, work_of
 from tracekit.merge.plan.unit import InputResult

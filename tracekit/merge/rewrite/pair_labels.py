@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tracekit.formats.event_fields import raw_field, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader
+from tracekit.formats.trace_event import raw_field, raw_number, time_field
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tracekit.formats.decimal_time import format_us
-from tracekit.formats.event_fields import MAX_DEPTH
+from tracekit.formats.trace_event import MAX_DEPTH
 from tracekit.traces.external_sort import ExternalSort
 from tracekit.traces.pairs import OpenSlices
 

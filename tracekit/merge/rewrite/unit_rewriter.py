@@ -10,9 +10,7 @@ from tracekit.errors import MergeError, TraceFormatError
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import without_final_backslash
-from tracekit.formats.losses import GAP_NAME
-from tracekit.formats.merged_head import INPUT_EVENT, PROCESS_EVENT
-from tracekit.formats.rank_clock import CLOCK_CATEGORY, clock_instant
+from tracekit.formats.merged_head import CLOCK_CATEGORY, GAP_NAME, INPUT_EVENT, PROCESS_EVENT, clock_instant
 from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
 from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, encode_json
 from tracekit.merge.input import stamp_of

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.decimal_time import EPOCH_NS
-from tracekit.formats.event_fields import raw_number, time_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, raw_number, time_field
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.input import FileStamp, Head, Input, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read

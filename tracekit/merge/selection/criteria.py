@@ -9,8 +9,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tracekit.formats.event_fields import raw_number
-from tracekit.formats.trace_event import Raw, decode_or_none
+from tracekit.formats.trace_event import Raw, decode_or_none, raw_number
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -7,9 +7,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
-from tracekit.formats.event_fields import duration_of, raw_field, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.trace_event import UNSET, Event
+from tracekit.formats.trace_event import UNSET, Event, duration_of, raw_field, raw_number, time_field
 from tracekit.merge.scan.probe import probe
 from tracekit.merge.selection.criteria import Criteria, WantedNames
 from tracekit.merge.selection.pairs import PAIRED, PairJudge

@@ -10,8 +10,16 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.event_fields import duration_of, name_and_category, raw_field, raw_number, time_field
-from tracekit.formats.trace_event import UNSET, Event, decode_dict
+from tracekit.formats.trace_event import (
+    UNSET,
+    Event,
+    decode_dict,
+    duration_of,
+    name_and_category,
+    raw_field,
+    raw_number,
+    time_field,
+)
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.event_fields import name_and_category, raw_number, time_field
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_dict
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, name_and_category, raw_number, time_field
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:

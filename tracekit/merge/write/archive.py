@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from tracekit.errors import MergeError
 from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar, write_zip
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.event_fields import raw_number
-from tracekit.formats.trace_event import encode_json
+from tracekit.formats.trace_event import encode_json, raw_number
 from tracekit.merge.input import stamp_of
 from tracekit.merge.plan.unit import InputResult
 from tracekit.merge.report import Drop

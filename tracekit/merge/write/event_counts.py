@@ -6,8 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.json.repair import without_final_backslash
-from tracekit.formats.losses import DROPPED, RecordedFile, RecordingLoss, losses_of_process, stated_losses
-from tracekit.formats.rank_clock import RankClock
+from tracekit.formats.merged_head import (
+    DROPPED,
+    RankClock,
+    RecordedFile,
+    RecordingLoss,
+    losses_of_process,
+    stated_losses,
+)
 from tracekit.formats.xprof import MOST_EVENTS
 from tracekit.merge.plan.unit import InputResult, UnitResult
 from tracekit.merge.report import Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair

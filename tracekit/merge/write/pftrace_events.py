@@ -12,10 +12,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import parse_us
-from tracekit.formats.event_fields import raw_field
-from tracekit.formats.pftrace import counter_value
-from tracekit.formats.protobuf_wire import block, number_field, text_field, varint
-from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict
+from tracekit.formats.pftrace import block, counter_value, number_field, text_field, varint
+from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict, raw_field
 from tracekit.merge.write.pftrace_packets import (
     BEGIN,
     CATEGORIES,

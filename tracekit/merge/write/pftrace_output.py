@@ -11,8 +11,7 @@ from tracekit import core
 from tracekit.errors import MergeError, StorageError
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.merged_head import TOTALS_KEY
-from tracekit.formats.pftrace import clock_snapshot, flow_offset, metadata_value, root_track, sequence_packet
-from tracekit.formats.protobuf_wire import block
+from tracekit.formats.pftrace import block, clock_snapshot, flow_offset, metadata_value, root_track, sequence_packet
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_events, encode_events, encode_json
 from tracekit.merge.write.json_output import describe
 from tracekit.merge.write.pftrace_events import EventRecords, field_text

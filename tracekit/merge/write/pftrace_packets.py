@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tracekit.formats import pftrace
-from tracekit.formats.protobuf_wire import block, number_field, packet
+from tracekit.formats.pftrace import block, number_field, packet
 from tracekit.merge.write.pftrace_tracks import ASYNC, COUNTERS, HASHED, process_uuid, uuid_of
 from tracekit.traces.external_sort import ExternalSort
 from tracekit.traces.pairs import OpenSlices

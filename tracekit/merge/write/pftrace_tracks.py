@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracekit.formats.pftrace import process_track, sequence_packet, thread_track, track
-from tracekit.formats.protobuf_wire import block
+from tracekit.formats.pftrace import block, process_track, sequence_packet, thread_track, track
 from tracekit.merge.plan.titles import (
     process_sort_index,
     process_title,

@@ -15,8 +15,7 @@ from collections import defaultdict
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.event_fields import raw_field, raw_number, time_field
-from tracekit.formats.trace_event import Event, decode_dict
+from tracekit.formats.trace_event import Event, decode_dict, raw_field, raw_number, time_field
 from tracekit.traces.collectives.search import find_events, find_sampled_events
 
 if TYPE_CHECKING:
@@ -77,12 +76,9 @@ class Collective(NamedTuple):
     """One member's part of a collective. Times are ns in the file's own time.
 
     Attributes:
-        label: The properties that its members share.
         sequence: Number of the collective in its group, or None.
         step: N of the ``ProfilerStep#N`` that launched it, or None.
         start_ns, end_ns: When this member came and when it left.
-        pid, tid: Its track in the file.
-        category: The category of its event, as JSON.
         file_ns: When this member came, in the file's own time also where the others are moved.
     """
 
@@ -175,9 +171,6 @@ def read_collectives(
         most: See `CollectiveCollector`.
         sampled: Read a few parts of the trace only; see `find_sampled_events`.
         follow: See `find_events`; not called for a sample.
-
-    Raises:
-        StorageError: It cannot be read.
     """
     events = (
         find_sampled_events(path, NAMES_OF_COLLECTIVES) if sampled else find_events(path, NAMES_OF_COLLECTIVES, follow)

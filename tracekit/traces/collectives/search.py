@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
 from tracekit.formats.json.reader import decode
-from tracekit.formats.json.spans import scan_value
+from tracekit.formats.json.window import scan_value
 from tracekit.formats.trace_event import UNSET, Event
 from tracekit.formats.trace_stream import open_trace
 from tracekit.storage import open_read, size_bytes, without_secrets
@@ -25,7 +26,7 @@ _MIN_SAMPLE_BYTES: Final = 1024 * 1024
 _MAX_SAMPLE_BYTES: Final = 16 * 1024 * 1024
 _SAMPLE_SHARE: Final = 1 / 20
 _PROBE_BYTES: Final = 32 * 1024
-_GPU_CATEGORIES: Final = (b'"kernel"', b'"gpu_')
+_has_gpu: Final = re.compile(b'"kernel"|"gpu_').search
 
 
 def find_events(
@@ -41,9 +42,6 @@ def find_events(
         words: Beginnings of names as JSON, with the opening quote.
         follow: Passes on the unpacked pieces of the trace, for who looks for something else in them.
         limit_bytes: Read at most this much of a plain file.
-
-    Raises:
-        StorageError: The trace cannot be read.
     """
     with closing(open_trace(path, limit_bytes)) as stream:
         yield from _find(follow(iter(stream.read, b"")), words)
@@ -87,10 +85,6 @@ def _part(file: BinaryIO, start: int, end: int) -> bytes:
     return file.read(end - start)
 
 
-def _has_gpu(text: bytes) -> bool:
-    return any(category in text for category in _GPU_CATEGORIES)
-
-
 def _begin_of_gpu(file: BinaryIO, low: int, high: int) -> int:
     """Return about where the first event of a GPU is; there is one at the end of the range, and none at its start."""
     while high - low > _PROBE_BYTES:
@@ -104,40 +98,28 @@ def _begin_of_gpu(file: BinaryIO, low: int, high: int) -> int:
 
 def _find(pieces: Iterator[bytes], words: Sequence[bytes]) -> Iterator[Event]:
     """Yield the events of a text that comes in pieces."""
-    text, start = b"", 0
-    for piece in _joined(pieces):
-        last = piece is None
-        if piece is not None:
-            text += piece
+    text, start, last = b"", 0, False
+    while not last:
+        batch, missing = [text], _TEXT_BYTES
+        while missing > 0 and not last:
+            piece = next(pieces, None)
+            last = piece is None
+            batch.append(piece or b"")
+            missing -= len(batch[-1])
+        text = b"".join(batch)
         end = len(text) if last else max(start, len(text) - _REACH_BYTES)
-        for at in _places(text, words, start, end):
+        places = []
+        for word in words:
+            at = text.find(word, start, end + len(word))
+            while 0 <= at < end:
+                places.append(at)
+                at = text.find(word, at + 1, end + len(word))
+        for at in sorted(places):
             event = _event_around(text, at)
             if event is not None and event.name is not UNSET and bytes(event.name).startswith(tuple(words)):
                 yield event
         kept = max(0, end - _REACH_BYTES)
         text, start = text[kept:], end - kept
-
-
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes | None]:
-    """Yield pieces of about `_TEXT_BYTES`, and None at the end."""
-    batch: list[bytes] = []
-    for piece in pieces:
-        batch.append(piece)
-        if sum(map(len, batch)) >= _TEXT_BYTES:
-            yield b"".join(batch)
-            batch = []
-    yield b"".join(batch)
-    yield None
-
-
-def _places(text: bytes, words: Sequence[bytes], start: int, end: int) -> list[int]:
-    places = []
-    for word in words:
-        at = text.find(word, start, end + len(word))
-        while 0 <= at < end:
-            places.append(at)
-            at = text.find(word, at + 1, end + len(word))
-    return sorted(places)
 
 
 def _event_around(text: bytes, at: int) -> Event | None:

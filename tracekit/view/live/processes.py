@@ -65,7 +65,7 @@ class RecordingProcess:
 
     @property
     def lost_events(self) -> int:
-        """The number of lost events in its files; see `tracekit.formats.losses`."""
+        """The number of lost events in its files; see `tracekit.formats.merged_head`."""
         accounts = self.tracker.accounts
         if accounts.summary is not None:
             dropped = accounts.summary.get("dropped")

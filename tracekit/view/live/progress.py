@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.formats.event_fields import raw_field
-from tracekit.formats.losses import Accounts
+from tracekit.formats.merged_head import Accounts
 from tracekit.formats.rank_trace import SUMMARY_EVENT, TIMESTAMP_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_or_none
+from tracekit.formats.trace_event import UNSET, Event, decode_or_none, raw_field
 from tracekit.table.rows import NO_BEGIN, RowWriter, json_text
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.live.stages import Slice, step_stages

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, TraceFormatError
-from tracekit.formats.file_kinds import HEAD_BYTES, packing_of
+from tracekit.formats.byte_stream import HEAD_BYTES, packing_of
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import encode_events
-from tracekit.formats.trace_files import trace_files
 from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.storage import basename, download, is_remote, open_read, same_file
+from tracekit.traces.inputs import trace_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.text import duration
-from tracekit.formats.losses import CUT, FAILED
+from tracekit.formats.merged_head import CUT, FAILED
 from tracekit.storage import common_folder
 from tracekit.view.report.content import Name, Section, Table, more
 from tracekit.wording import counted

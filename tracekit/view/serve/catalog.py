@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
-from tracekit.formats.trace_files import trace_files
 from tracekit.storage import is_remote, without_secrets
+from tracekit.traces.inputs import trace_files
 from tracekit.traces.trace_store import Entry, open_place
 from tracekit.view.live import Look, RunState, Watch
 from tracekit.view.serve.captures import listening_runs
