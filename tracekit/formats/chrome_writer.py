@@ -224,7 +224,7 @@ class _CompiledEncoder:
                     self._encoder.make_async(_async_id(track.async_id))
                 self._tracks += 1
             times, moments = tuple(spans.changes), tuple(spans.moments)
-            lines: bytes | None = self._encoder.encode(records, shift, times, moments, encode_value)
+            lines: bytes | None = self._encoder.encode(records, shift, times, moments, orjson.dumps, encode_value)
         except (
             TypeError,
             ValueError,
