@@ -21,7 +21,7 @@ from tracekit import (
     validate_trace,
 )
 from tracekit.formats.rank_trace import base_time_ns
-from tracekit.handlers.rank_file import LiveFile
+from tracekit.handlers.live_file import LiveFile
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
