@@ -1,4 +1,4 @@
-/* The lines of events in a rank trace: does the work of `ChromeEncoder._encode_piece` in tracekit.formats.chrome_writer.
+/* The lines of events in a rank trace: does the work of `ChromeEncoder._encode_records` in tracekit.formats.chrome_writer.
 
    Writing lines calls no Python code, so that the interpreter lock can be released. */
 
