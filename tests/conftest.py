@@ -135,7 +135,7 @@ def nothing_left_running() -> Iterator[None]:
     """Fail a test that leaves an active profiler or a thread of tracekit behind."""
     yield
     lifecycle = sys.modules.get("tracekit.recording.lifecycle")
-    profiler = None if lifecycle is None else lifecycle.active_profiler()
+    profiler = None if lifecycle is None else lifecycle.running_profiler()
     if profiler is not None:
         # Stopped here, so that the tests after this one do not fail as well.
         profiler.stop()

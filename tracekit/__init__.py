@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from tracekit.handlers.mirrors.record_function import RecordFunctionMirror
     from tracekit.merge import MergeReport, merge_traces
     from tracekit.recording.children import ChildRecording
-    from tracekit.recording.lifecycle import active_profiler, marker
+    from tracekit.recording.lifecycle import marker
     from tracekit.recording.marker import Marker
-    from tracekit.recording.profiler import Profiler
+    from tracekit.recording.profiler import Profiler, active_profiler
     from tracekit.recording.schedule import ProfilerAction, cyclic_schedule
     from tracekit.recording.source import Source
     from tracekit.sources.clock_sync import ClockSync
@@ -168,9 +168,9 @@ _HOME = {
     # Hooks that IPython looks for here, no names for people.
     "tracekit.view.notebook": ("load_ipython_extension", "unload_ipython_extension"),
     "tracekit.recording.children": ("ChildRecording",),
-    "tracekit.recording.lifecycle": ("active_profiler", "marker"),
+    "tracekit.recording.lifecycle": ("marker",),
     "tracekit.recording.marker": ("Marker",),
-    "tracekit.recording.profiler": ("Profiler",),
+    "tracekit.recording.profiler": ("Profiler", "active_profiler"),
     "tracekit.recording.schedule": ("ProfilerAction", "cyclic_schedule"),
     "tracekit.recording.source": ("Source",),
     "tracekit.check.recovery": ("RecoveryReport", "recover_trace"),

@@ -77,7 +77,7 @@ def _rows(effort: Effort, *, with_peers: bool) -> tuple[list[Row], list[Row]]:
 
     clock = " x two clock reads"
     own = [
-        row("record, encode and write a slice, all CPU", "tracekit", "unit", clock, at_most=bound(3.0, 10.0)),
+        row("record, encode and write a slice, all CPU", "tracekit", "unit", clock, at_most=bound(2.5, 10.0)),
         row(f"the same, flushed every {AT_A_TIME:,} slices", "steady", "unit", clock),
     ]
     if not with_peers:

@@ -20,8 +20,8 @@ CLOCK = " x two clock reads"
 NULL = " x nullcontext"
 
 _TRACEKIT: list[tuple[str, Any, float, str]] = [
-    ("with marker:", peers.reused_marker, bound(1.3, 3.8), CLOCK),
-    ('with profiler.marker("x"):', peers.marker_by_name, bound(1.6, 4.3), CLOCK),
+    ("with marker:", peers.reused_marker, bound(0.9, 3.8), CLOCK),
+    ('with profiler.marker("x"):', peers.marker_by_name, bound(1.1, 4.3), CLOCK),
     ("with marker: (no profiler)", peers.idle_marker, 1.2, NULL),
     ("with marker: (SKIP)", peers.skipped_marker, 1.2, NULL),
     ("marker.instant()", peers.marker_instant, bound(0.6, 4.5), CLOCK),

@@ -23,7 +23,7 @@ from tracekit.distributed import ProcessInfo
 from tracekit.events import COUNTER, INSTANT, WIDTH, EventBatch, Label, Timestamps, Track
 from tracekit.formats.rank_trace import GRID_SECONDS
 from tracekit.handlers.base import Recording, Summary
-from tracekit.handlers.rank_file import RankFile
+from tracekit.handlers.rank_trace import RankTrace, trace_name
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -209,20 +209,23 @@ def write_rank_trace(path: Path, size_bytes: int, number: int, ranks: int, *, se
     ]
     tracks = [Track(0, ""), Track(process.pid, "MainThread"), Track(process.pid + 1, "loader")]
     timestamps = Timestamps(Timestamp())
-    file = RankFile(path.name, path, Recording(process, anchor, Timestamp()))
+    trace = RankTrace(trace_name(path.parent / "{rank}.json", "part"))  # a name without the rank is refused
+    trace.open(Recording(process, anchor, Timestamp()))
+    segment = trace.begin(Timestamp())
     drawn = max(1, min(BATCH_SLICES, size_bytes // (8 * SLICE_BYTES)))
     records = _records(random, drawn, len(labels))
     start_ns = anchor.monotonic_ns
     batches = 0
     try:
-        while file.size_bytes < size_bytes:
+        while segment.file.size_bytes < size_bytes:
             moved = _moved(records, start_ns)
-            file.write_events(EventBatch(moved, labels, tracks, timestamps, anchor.offset_ns))
+            trace.write_events(EventBatch(moved, labels, tracks, timestamps, anchor.offset_ns))
             start_ns += drawn * 25_000
             batches += 1
     finally:
         counters, instants = (batches * records[2::WIDTH].count(kind) for kind in (COUNTER, INSTANT))
-        file.finish(asdict(Summary(file.events - counters - instants, instants, counters, {}, {})))
+        trace.finish(asdict(Summary(segment.events - counters - instants, instants, counters, {}, {})))
+    Path(segment.name).rename(path)
 
 
 def _records(random: Random, count: int, labels: int) -> list[Any]:

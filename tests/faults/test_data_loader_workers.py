@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.faults.bad_writers import make_writer
 from tests.faults.child import note_deliveries
 from tests.faults.tally import Tally
-from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.profiler import active_profiler
 
 class Items(Dataset):
     def __init__(self, held, count=32, seconds=0.005):

@@ -199,7 +199,7 @@ ORDERLY = {"exit", "exception"}
 
 CHILDREN = f"""
 import tracekit.recording.profiler
-from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.profiler import active_profiler
 tracekit.recording.profiler.SHUTDOWN_TIMEOUT_S = 100.0  # of a child
 profiler = record()
 with profiler.marker("before"):

@@ -271,8 +271,8 @@ def test_d4_whichever_write_fails_the_rest_is_there_and_the_loss_is_exact(
         disk.fails = lambda call, which=which: call == which
         emitted = deliver(handler, 200)
         if which < 200:  # what came late is in the file again, and counted there
-            assert handler._file is not None
-            assert handler._file.events == emitted - 1
+            assert handler._trace.segment is not None
+            assert handler._trace.segment.events == emitted - 1
         handler.close()
         remains = read_trace(tmp_path / f"{which}.json")
         lost = handler.losses().get(UNWRITTEN, 0)

@@ -49,7 +49,7 @@ def test_an_encoder_that_was_copied_writes_the_same() -> None:
 
 def test_the_core_writes_the_lines_of_odd_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the test above would compare Python with itself."""
-    monkeypatch.setattr(ChromeEncoder, "_encode_piece", None)
+    monkeypatch.setattr(ChromeEncoder, "_encode_records", None)
     for seed in range(50):
         encoded(odd_batches(random.Random(seed)))
 

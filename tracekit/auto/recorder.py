@@ -26,8 +26,8 @@ from tracekit.errors import MissingExtraError
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.imports import act_on_imported
-from tracekit.recording.lifecycle import active_profiler, when_activated
-from tracekit.recording.profiler import Profiler
+from tracekit.recording.lifecycle import when_activated
+from tracekit.recording.profiler import Profiler, active_profiler
 from tracekit.sources.clock_sync import ClockSync
 from tracekit.sources.gpu import GPUProfiler
 from tracekit.sources.system import SystemProfiler

@@ -6,25 +6,31 @@ import dataclasses
 import enum
 import json
 import os
-import re
-from dataclasses import MISSING, asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from tracekit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 T = TypeVar("T")
 
 VERSION: Final = 1
 MAX_DOCUMENT_BYTES: Final = 64 << 10
 
-_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_MAX_TEXT: Final = 4096
-_MAX_FILES: Final = 256
-_MAX_RANK: Final = (1 << 31) - 1
 _MIN_STEP_S: Final = 1e-6  # a common start computed from a shorter step would lie beyond all numbers
+
+# Anybody may have written a document: the values that each field may have.
+_Id = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")]
+_Text = Annotated[str, Meta(max_length=4096)]
+_Whole = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Rank = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+_Steps = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+_Million = Annotated[int, Meta(ge=0, le=1_000_000)]
+_Limit = Annotated[float, Meta(gt=0, le=30 * 24 * 3600)]
+_Seconds = Annotated[float, Meta(ge=0, le=30 * 24 * 3600)]
+_Time = Annotated[float, Meta(ge=0, le=4e9)]  # until the year 2096; milliseconds by mistake are beyond it
 
 
 class CaptureState(str, enum.Enum):
@@ -62,16 +68,16 @@ class Request:
         expires: Seconds since the epoch. A rank that reads the request later for the first time refuses it.
     """
 
-    id: str
+    id: _Id
     stop: bool = False
-    ranks: tuple[int, ...] | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    warmup: int | None = None
+    ranks: Annotated[tuple[_Rank, ...], Meta(min_length=1)] | None = None
+    steps: _Steps | None = None
+    seconds: _Limit | None = None
+    warmup: _Million | None = None
     together: bool = False
-    start_batch: int | None = None
-    start_time: float | None = None
-    expires: float | None = None
+    start_batch: _Whole | None = None
+    start_time: _Time | None = None
+    expires: _Time | None = None
 
     @property
     def has_start(self) -> bool:
@@ -97,6 +103,8 @@ class Request:
         if document.get("id") is None:
             document["id"] = default_id
         request = _read(cls, "a request", document)
+        if request.ranks is not None:
+            request = dataclasses.replace(request, ranks=tuple(sorted(set(request.ranks))))
         if request.start_time is not None and request.start_batch is not None:
             raise ConfigError("a request: start_batch and start_time exclude each other")
         return request
@@ -106,34 +114,36 @@ class Request:
 class CaptureStatus:
     """The current or last capture of a rank."""
 
-    id: str  # of the request; a capture by a signal or a call gets a new id
+    id: _Id  # of the request; a capture by a signal or a call gets a new id
     state: CaptureState
-    warmup: int = 0  # batches
-    first_batch: int | None = None  # once it has begun
-    last_batch: int | None = None  # once it is over
-    late_batches: int = 0  # from ``start_batch`` to ``first_batch``, if the rank read the request too late
-    note: str | None = None  # for people
-    files: tuple[str, ...] = ()  # absolute paths or URLs; during recording, the files so far
+    warmup: _Million = 0  # batches
+    first_batch: _Whole | None = None  # once it has begun
+    last_batch: _Whole | None = None  # once it is over
+    late_batches: _Whole = 0  # from ``start_batch`` to ``first_batch``, if the rank read the request too late
+    note: _Text | None = None  # for people
+    files: Annotated[
+        tuple[_Text, ...], Meta(max_length=256)
+    ] = ()  # absolute paths or URLs; during recording, the files so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
     """The status of one rank: written at its start and end, on every change, and each second during a capture."""
 
-    rank: int
-    world_size: int
-    pid: int
-    run_id: str = ""
-    host: str = ""
-    attempt: int = 0
-    machine: str | None = None  # boot and pid namespace of ``pid``; None if the system does not report them
-    updates: int = 0  # number of writes: a change shows that the rank is alive
+    rank: _Rank
+    world_size: _Million
+    pid: _Whole
+    run_id: _Text = ""
+    host: _Text = ""
+    attempt: _Whole = 0
+    machine: _Text | None = None  # boot and pid namespace of ``pid``; None if the system does not report them
+    updates: _Whole = 0  # number of writes: a change shows that the rank is alive
     listening: bool = True  # False once the profiler has stopped
-    look_seconds: float = 0.5  # the longest time until the rank reads a request
-    batch: int = 0  # the current batch, counted through the run
-    step_seconds: float | None = None  # recent duration of a batch
+    look_seconds: _Seconds = 0.5  # the longest time until the rank reads a request
+    batch: _Whole = 0  # the current batch, counted through the run
+    step_seconds: _Seconds | None = None  # recent duration of a batch
     capture: CaptureStatus | None = None  # the current capture, else the last one
-    refused: tuple[str, ...] | None = None  # id of the last refused request, and the reason
+    refused: tuple[_Text, _Text] | None = None  # id of the last refused request, and the reason
 
     def to_bytes(self) -> bytes:
         """Return the document."""
@@ -159,82 +169,17 @@ def new_id() -> str:
     return os.urandom(6).hex()
 
 
-# ---- reading: anybody may have written a document -----------------------------------------------------------------------
+# ---- reading and writing ------------------------------------------------------------------------------------------------
 
 
-class _Rule(NamedTuple):
-    """The values that a document may have in a field."""
-
-    must_be: str
-    accepts: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value
-
-
-def _whole(most: int = (1 << 63) - 1) -> _Rule:
-    return _Rule(f"a whole number from 0 to {most}", lambda value: type(value) is int and 0 <= value <= most)
-
-
-def _number(most: float, *, above: float = -1.0) -> _Rule:
-    # An integer may be too large for a float, so it is compared before it is converted.
-    def accepts(value: Any) -> bool:
-        return type(value) in (int, float) and 0 <= value <= most and value > above
-
-    return _Rule(f"a number {'from' if above < 0 else 'above'} 0 to {most:g}", accepts, float)
-
-
-def _list(item: _Rule, least: int, most: int, convert: Callable[[Any], Any] = tuple) -> _Rule:
-    def accepts(value: Any) -> bool:
-        return isinstance(value, list) and least <= len(value) <= most and all(map(item.accepts, value))
-
-    return _Rule(f"a list of {least} to {most} values, each {item.must_be}", accepts, convert)
-
-
-_FLAG: Final = _Rule("true or false", lambda value: isinstance(value, bool))
-_TEXT: Final = _Rule(f"a text of at most {_MAX_TEXT} characters", lambda v: isinstance(v, str) and len(v) <= _MAX_TEXT)
-_TIME: Final = _number(4e9)  # until the year 2096; milliseconds by mistake are beyond it
-_SECONDS: Final = _number(30 * 24 * 3600.0)
-_DEFAULT_RULE: Final = _whole()
-
-_RULES: Final = {
-    "id": _Rule("1 to 64 of the letters A-Z a-z 0-9 . _ -", lambda v: isinstance(v, str) and _ID.match(v) is not None),
-    "stop": _FLAG,
-    "ranks": _list(_whole(_MAX_RANK), 1, MAX_DOCUMENT_BYTES, lambda ranks: tuple(sorted(set(ranks)))),
-    "steps": _whole(1_000_000_000),
-    "seconds": _number(30 * 24 * 3600.0, above=0),
-    "warmup": _whole(1_000_000),
-    "together": _FLAG,
-    "start_time": _TIME,
-    "expires": _TIME,
-    "state": _Rule(f"one of {', '.join(CaptureState)}", lambda value: value in list(CaptureState), CaptureState),
-    "note": _TEXT,
-    "files": _list(_TEXT, 0, _MAX_FILES),
-    "world_size": _whole(1_000_000),
-    "run_id": _TEXT,
-    "host": _TEXT,
-    "machine": _TEXT,
-    "listening": _FLAG,
-    "look_seconds": _SECONDS,
-    "step_seconds": _SECONDS,
-    "capture": _Rule(
-        "a JSON object",
-        lambda value: isinstance(value, dict),
-        lambda value: _read(CaptureStatus, "the status of a capture", value),
-    ),
-    "refused": _list(_TEXT, 2, 2),
-}
-
-
-def _read(kind: Callable[..., T], what: str, document: dict[str, Any]) -> T:
+def _read(kind: type[T], what: str, document: dict[str, Any]) -> T:
     """Return the dataclass of a JSON object. Fields of other names are ignored; null counts as absent."""
-    values = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        value, rule = document.get(field.name), _RULES.get(field.name, _DEFAULT_RULE)
-        if value is None and field.default is not MISSING:
-            continue
-        if not rule.accepts(value):
-            raise ConfigError(f"{what}: {field.name} must be {rule.must_be}")
-        values[field.name] = rule.convert(value)
-    return kind(**values)
+    try:
+        return msgspec.convert({name: value for name, value in document.items() if value is not None}, kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).removesuffix("`").partition(" - at `$.")
+        problem = problem.replace("Expected", "must be", 1).replace(", got", ", not", 1)
+        raise ConfigError(f"{what}: {place} {problem}" if place else f"{what}: {problem}") from None
 
 
 def _parse(data: bytes, what: str) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Encoder:
         shift_ns: int,
         since: tuple[int, ...],
         moments: tuple[bytes, ...],
+        dumps: Callable[[Any], bytes],
         encode_value: Callable[[Any], bytes],
         /,
     ) -> bytes | None:
@@ -111,7 +112,8 @@ class Encoder:
             shift_ns: Added to their times.
             since: The first moment of each training time, in order.
             moments: The text of each training time in the arguments of events.
-            encode_value: Encodes the values of a counter.
+            dumps: Encodes the values of a counter, as `orjson.dumps` does.
+            encode_value: Encodes values that ``dumps`` rejects or reports unlike a trace: NaN, long texts, backslashes.
 
         Returns:
             The lines, or None if Python must encode them.

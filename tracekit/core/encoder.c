@@ -1,4 +1,4 @@
-/* The lines of events in a rank trace: does the work of `ChromeEncoder._encode_piece` in tracekit.formats.chrome_writer.
+/* The lines of events in a rank trace: does the work of `ChromeEncoder._encode_records` in tracekit.formats.chrome_writer.
 
    Writing lines calls no Python code, so that the interpreter lock can be released. */
 
@@ -10,6 +10,7 @@
 #include "records.h"
 
 #define MOST_DIGITS 20
+#define MAX_TEXT 8192 /* as in tracekit.formats.chrome_writer */
 
 typedef struct {
     const char *text;
@@ -255,16 +256,35 @@ static int text_of(PyObject *bytes, Text *text)
     return 0;
 }
 
-/* Calls Python to encode the values of all counters; the objects go into `owners`. */
-static int encode_values(const Job *job, PyObject *encode_value, Text *texts, PyObject *owners)
+/* Encodes the values of a counter with `dumps` of orjson, or what that writes unlike `encode_value` with the latter. */
+static PyObject *encode_one(PyObject *values, PyObject *dumps, PyObject *encode_value, Text *text)
+{
+    PyObject *encoded = PyObject_CallFunctionObjArgs(dumps, values, NULL);
+    if (encoded != NULL && text_of(encoded, text) == 0 && text->size <= MAX_TEXT && strchr(text->text, '\\') == NULL
+        && strstr(text->text, "null") == NULL)
+        return encoded;
+    Py_XDECREF(encoded);
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear();
+    }
+    encoded = PyObject_CallFunctionObjArgs(encode_value, values, NULL);
+    if (encoded != NULL && text_of(encoded, text) < 0)
+        Py_CLEAR(encoded);
+    return encoded;
+}
+
+/* Encodes the values of all counters; the objects go into `owners`. */
+static int encode_values(const Job *job, PyObject *dumps, PyObject *encode_value, Text *texts, PyObject *owners)
 {
     for (size_t i = 0; i < job->count; i++) {
         if (!is_counter(job->rows + i))
             continue;
         PyObject *values = values_of(job->rows + i);
-        PyObject *encoded = values == NULL ? NULL : PyObject_CallFunctionObjArgs(encode_value, values, NULL);
+        PyObject *encoded = values == NULL ? NULL : encode_one(values, dumps, encode_value, texts++);
         Py_XDECREF(values);
-        int failed = encoded == NULL || text_of(encoded, texts++) < 0 || PyList_Append(owners, encoded) < 0;
+        int failed = encoded == NULL || PyList_Append(owners, encoded) < 0;
         Py_XDECREF(encoded);
         if (failed)
             return -1;
@@ -309,9 +329,9 @@ static PyObject *run(const Job *job)
 static PyObject *encode(PyObject *object, PyObject *args)
 {
     Encoder *self = (Encoder *)object;
-    PyObject *found, *times, *texts, *encode_value, *result = NULL;
+    PyObject *found, *times, *texts, *dumps, *encode_value, *result = NULL;
     long long shift;
-    if (!PyArg_ParseTuple(args, "OLO!O!O", &found, &shift, &PyTuple_Type, &times, &PyTuple_Type, &texts, &encode_value))
+    if (!PyArg_ParseTuple(args, "OLO!O!OO", &found, &shift, &PyTuple_Type, &times, &PyTuple_Type, &texts, &dumps, &encode_value))
         return NULL;
     size_t moment_count = (size_t)PyTuple_Size(times);
     if (Py_TYPE(found) != records_type || PyTuple_Size(times) != PyTuple_Size(texts) || moment_count == 0) {
@@ -330,7 +350,7 @@ static PyObject *encode(PyObject *object, PyObject *args)
     Job job = {self, records->rows, records->count, shift, moments, moment_count, values};
     if (moments == NULL || values == NULL)
         PyErr_NoMemory();
-    else if (read_moments(times, texts, moments) == 0 && encode_values(&job, encode_value, values, owners) == 0)
+    else if (read_moments(times, texts, moments) == 0 && encode_values(&job, dumps, encode_value, values, owners) == 0)
         result = run(&job);
     records->busy--;
     self->busy = 0;

@@ -75,7 +75,7 @@ PyObject *give_lookup(PyObject *module, PyObject *class)
         PyErr_SetString(PyExc_TypeError, "a class of profilers is wanted");
         return NULL;
     }
-    PyObject *python = PyObject_GetAttrString(class, "marker"), *ours = PyDescr_NewMethod(profiler_type, &method);
+    PyObject *python = PyObject_GetAttrString(class, "marker"), *ours = PyDescr_NewMethod((PyTypeObject *)class, &method);
     int failed = python == NULL || ours == NULL || PyObject_SetAttrString(class, "_marker_in_python", python) < 0
                  || PyObject_SetAttrString(class, "marker", ours) < 0;
     Py_XDECREF(python);

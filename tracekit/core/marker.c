@@ -6,6 +6,7 @@
 
 #include "marker.h"
 
+#include <string.h>
 #include <structmember.h>
 #include <time.h>
 
@@ -32,6 +33,9 @@ typedef struct {
     BufferBase *buffer;
     PyObject *clones;
     long long start, track, contended, label, skipped;
+    /* The bound __enter__ and __exit__, and the method of each: see KeptMethod. */
+    PyObject *bound[2];
+    const PyMethodDef *bound_to[2];
 } MarkerBase;
 
 static PyTypeObject *buffer_type, *marker_type;
@@ -73,11 +77,14 @@ static long long look_up_track(BufferBase *buffer)
     return track;
 }
 
+static inline int knows_track(const BufferBase *buffer)
+{
+    return here.serial == buffer->serial && here.forgotten == forgotten;
+}
+
 static inline long long known_track(BufferBase *buffer)
 {
-    if (here.serial == buffer->serial && here.forgotten == forgotten)
-        return here.track;
-    return look_up_track(buffer);
+    return knows_track(buffer) ? here.track : look_up_track(buffer);
 }
 
 /* Returns -2 with an exception. */
@@ -217,7 +224,16 @@ static PyObject *recording_enter(PyObject *object, PyObject *none)
 {
     (void)none;
     MarkerBase *self = (MarkerBase *)object;
-    BufferBase *buffer = buffer_of(self);
+    BufferBase *buffer = self->buffer;
+    if (buffer != NULL && self->start == FREE && knows_track(buffer)) { /* no Python code runs: it keeps the buffer */
+        int64_t start = now_ns();
+        if (start <= buffer->due_ns) {
+            self->track = here.track;
+            self->start = start;
+            return itself_unless(0, object);
+        }
+    }
+    buffer = buffer_of(self);
     long long track = buffer == NULL ? -2 : track_here(buffer);
     int failed = track == -2;
     if (!failed && buffer != self->buffer) { /* the marker moved to another profiler while the track was made */
@@ -249,7 +265,15 @@ static PyObject *recording_exit(PyObject *object, PyObject *const *args, Py_ssiz
     int64_t end = now_ns();
     if (check_exit(count) < 0)
         return NULL;
-    BufferBase *buffer = buffer_of(self);
+    BufferBase *buffer = self->buffer;
+    Records *packed = buffer == NULL ? NULL : buffer->packed;
+    if (packed != NULL && packed->count < packed->room && args[0] == Py_None && self->start != FREE && !self->contended
+        && end < buffer->due_ns) {
+        records_append(packed, self->label, self->start, end, self->track);
+        self->start = FREE;
+        Py_RETURN_NONE;
+    }
+    buffer = buffer_of(self);
     if (buffer == NULL)
         return NULL;
     PyObject *result;
@@ -432,6 +456,75 @@ static PyMethodDef shared_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* A method of markers that binds once to each: binding and freeing it at every `with` takes as long as reading the clock. */
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *class; /* most instances are of it */
+    PyObject *method; /* that of the class, unbound */
+    PyMethodDef *definition;
+    int place; /* in `bound` */
+} KeptMethod;
+
+static PyTypeObject *kept_method_type;
+
+static PyObject *bind_method(PyObject *object, PyObject *instance, PyObject *class)
+{
+    (void)class;
+    KeptMethod *self = (KeptMethod *)object;
+    if (instance == NULL || (Py_TYPE(instance) != self->class && !PyObject_TypeCheck(instance, marker_type))) {
+        Py_INCREF(self->method);
+        return self->method;
+    }
+    MarkerBase *marker = (MarkerBase *)instance;
+    PyObject **bound = marker->bound + self->place;
+    if (marker->bound_to[self->place] != self->definition) {
+        PyObject *made = PyCFunction_NewEx(self->definition, instance, NULL), *before = *bound;
+        if (made == NULL)
+            return NULL;
+        *bound = made;
+        marker->bound_to[self->place] = self->definition;
+        Py_XDECREF(before);
+    }
+    Py_INCREF(*bound);
+    return *bound;
+}
+
+static void forget_bound(MarkerBase *marker)
+{
+    for (int place = 0; place < 2; place++) {
+        marker->bound_to[place] = NULL;
+        Py_CLEAR(marker->bound[place]);
+    }
+}
+
+static void end_kept_method(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    Py_DECREF(((KeptMethod *)object)->method);
+    Py_DECREF((PyObject *)((KeptMethod *)object)->class);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* A method of markers for a class, a reference. */
+static PyObject *make_method(PyTypeObject *class, PyMethodDef *definition)
+{
+    PyObject *method = PyDescr_NewMethod(marker_type, definition);
+    if (method == NULL || strncmp(definition->ml_name, "__", 2) != 0)
+        return method;
+    KeptMethod *kept = PyObject_New(KeptMethod, kept_method_type);
+    if (kept == NULL) {
+        Py_DECREF(method);
+        return NULL;
+    }
+    Py_INCREF((PyObject *)class);
+    kept->class = class;
+    kept->method = method;
+    kept->definition = definition;
+    kept->place = strcmp(definition->ml_name, "__exit__") == 0;
+    return (PyObject *)kept;
+}
+
 PyObject *give_methods(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -445,7 +538,7 @@ PyObject *give_methods(PyObject *module, PyObject *args)
     }
     PyMethodDef *methods = state == IDLE ? idle_methods : state == RECORDING ? recording_methods : shared_methods;
     for (; methods->ml_name != NULL; methods++) {
-        PyObject *method = PyDescr_NewMethod(marker_type, methods);
+        PyObject *method = make_method((PyTypeObject *)class, methods);
         int failed = method == NULL || PyObject_SetAttrString(class, methods->ml_name, method) < 0;
         Py_XDECREF(method);
         if (failed)
@@ -471,6 +564,7 @@ static PyObject *get_buffer(PyObject *object, void *none)
 static int set_buffer(PyObject *object, PyObject *value, void *none)
 {
     (void)none;
+    forget_bound((MarkerBase *)object); /* so that a detached marker is in no cycle of references */
     return put_checked((PyObject **)&((MarkerBase *)object)->buffer, value, buffer_type);
 }
 
@@ -541,6 +635,8 @@ static int visit_marker(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(((MarkerBase *)object)->buffer);
     Py_VISIT(((MarkerBase *)object)->clones);
+    Py_VISIT(((MarkerBase *)object)->bound[0]);
+    Py_VISIT(((MarkerBase *)object)->bound[1]);
     Py_VISIT(Py_TYPE(object));
     return 0;
 }
@@ -594,13 +690,21 @@ static PyType_Slot marker_slots[] = {
     {Py_tp_doc, "See _record.pyi."}, {Py_tp_traverse, visit_marker}, {Py_tp_clear, clear_marker}, {Py_tp_dealloc, end_marker},
     {Py_tp_getset, marker_fields}, {Py_tp_members, marker_numbers}, {0, NULL},
 };
+static PyType_Slot kept_method_slots[] = {
+    {Py_tp_descr_get, bind_method}, {Py_tp_dealloc, end_kept_method}, {0, NULL},
+};
+static PyType_Spec kept_method_spec = {
+    "tracekit.core._record.KeptMethod", sizeof(KeptMethod), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    kept_method_slots,
+};
 #define FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC)
 static PyType_Spec buffer_spec = {"tracekit.core._record.BufferBase", sizeof(BufferBase), 0, FLAGS, buffer_slots};
 static PyType_Spec marker_spec = {"tracekit.core._record.MarkerBase", sizeof(MarkerBase), 0, FLAGS, marker_slots};
 
 int add_marker_types(PyObject *module)
 {
-    if (add_type(module, "BufferBase", &buffer_spec, &buffer_type) < 0)
+    if (add_type(module, "BufferBase", &buffer_spec, &buffer_type) < 0
+        || add_type(module, "KeptMethod", &kept_method_spec, &kept_method_type) < 0)
         return -1;
     return add_type(module, "MarkerBase", &marker_spec, &marker_type);
 }

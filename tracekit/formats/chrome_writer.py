@@ -1,12 +1,7 @@
 """ChromeEncoder: encodes records as Chrome JSON for the rank trace (see `tracekit.formats.rank_trace` for the form).
 
 The input is a batch of fixed-width records, the output is bytes. The compiled core replaces
-`ChromeEncoder._encode_piece`, and releases the GIL during the work.
-
-In Python, the training thread waits for the GIL while this code runs, so few calls of C code do most of the work: the
-templates of some hundred lines are joined, and one ``%`` inserts all their numbers. Printing a float is slow and
-printing an integer is not, so times are split into microseconds and nanoseconds. The three digits of the nanoseconds
-come from a table, because ``%03d`` takes ten times as long as ``%b``.
+`ChromeEncoder._encode_records`, and releases the GIL during the work.
 """
 
 from __future__ import annotations
@@ -29,9 +24,7 @@ if TYPE_CHECKING:
     from tracekit.timestamp import Timestamp
 
 _PHASE = {BEGIN: b"B", END: b"E", INSTANT: b"i", COUNTER: b"C"}
-_DIGITS = [b"%03d" % number for number in range(1000)]
-_PIECE = 512 * WIDTH
-"""Number of entries that are encoded together. In larger pieces the numbers leave the cache: a third more per event."""
+_DECIMALS = [b"%03d" % number for number in range(1000)]  # "%03d" takes ten times as long as "%b"
 _MOMENT_ARGS = ("epoch", "batch")
 _MAX_DEPTH = 32
 _MAX_TEXT = 8192
@@ -44,7 +37,7 @@ class ChromeEncoder:
         base_ns: The base of every ``ts``, in ns since the epoch.
     """
 
-    __slots__ = ("_base_ns", "_compiled", "_last_timestamp_ns", "_named_tracks", "_others", "_pid", "_slices")
+    __slots__ = ("_base_ns", "_compiled", "_last_timestamp_ns", "_named_tracks", "_pid", "_templates")
 
     def __init__(self, pid: int, base_ns: int) -> None:
         self._pid = pid
@@ -54,8 +47,7 @@ class ChromeEncoder:
 
     def restart(self) -> None:
         """Begin a new file: write the names of threads and the training time again."""
-        self._slices: dict[int, dict[int, bytes]] = {}  # template of a whole slice's line, by label and track
-        self._others: dict[tuple[int, int, int], bytes] = {}  # template of other events, by (kind, label, track)
+        self._templates: dict[tuple[int, int, int], bytes] = {}  # of a line, by kind, label and track
         self._named_tracks = 1  # track 0 means "no track"
         self._last_timestamp_ns = -1
 
@@ -88,54 +80,39 @@ class ChromeEncoder:
                 lines.append(self._timestamp(timestamp, max(time_ns, since[0][0], 0) + shift))
         spans = _Spans(since)
         encoded = None if self._compiled is None else self._compiled.encode(records, batch, shift, spans)
-        if encoded is None:
-            pieces = (records[first : first + _PIECE] for first in range(0, len(records), _PIECE))
-            encoded = b"".join(self._encode_piece(piece, batch, shift, spans) for piece in pieces)
-        return b"".join(lines) + encoded
+        if encoded is not None:
+            lines.append(encoded)
+            return b"".join(lines)
+        lines.append(self._encode_records(records, batch, shift, spans))
+        return b"".join(lines)
 
-    def _encode_piece(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes:
+    def _encode_records(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes:
         lines: list[bytes] = []
-        add_line = lines.append
-        numbers: list[Any] = []
-        add_numbers = numbers.extend
-        templates, digits = self._slices, _DIGITS
-        low, high, moment = spans.low, spans.high, spans.moment
+        templates, decimals = self._templates, _DECIMALS
+        low = high = 0
         items = iter(records)
         for label, time_ns, kind, what in zip(items, items, items, items, strict=True):
             if not low <= time_ns < high:
                 low, high, moment = spans.find(time_ns)
-            start_ns = time_ns + shift
+            key: tuple[int, int, int] = (0, label, what) if kind >= 0 else (kind, label, 0 if kind == COUNTER else what)
+            template = templates.get(key) or self._make_template(*key, batch)
+            ns = time_ns + shift
             if kind >= 0:
-                try:
-                    add_line(templates[label][what])
-                except KeyError:
-                    template = templates.setdefault(label, {})[what] = self._template(0, label, what, batch)
-                    add_line(template)
-                duration_ns = kind - time_ns
-                add_numbers(
-                    (start_ns // 1000, digits[start_ns % 1000], duration_ns // 1000, digits[duration_ns % 1000], moment)
+                spent = kind - time_ns
+                lines.append(
+                    template % (ns // 1000, decimals[ns % 1000], spent // 1000, decimals[spent % 1000], moment)
                 )
-            elif kind == COUNTER:
-                add_line(self._other(COUNTER, label, 0, batch))
-                add_numbers((start_ns // 1000, digits[start_ns % 1000], encode_value(what)))
             else:
-                add_line(self._other(kind, label, what, batch))
-                add_numbers((start_ns // 1000, digits[start_ns % 1000], moment))
-        return b"".join(lines) % tuple(numbers)
+                value = encode_value(what) if kind == COUNTER else moment
+                lines.append(template % (ns // 1000, decimals[ns % 1000], value))
+        return b"".join(lines)
 
     def _timestamp(self, timestamp: Timestamp, shifted_ns: int) -> bytes:
         line = self.metadata(TIMESTAMP_EVENT, timestamp.state_dict())
         return b'%b"ts":%d.%03d,%b' % (line[:1], *divmod(max(shifted_ns, 0), 1000), line[1:])
 
-    def _other(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
-        key = (kind, label, track)
-        template = self._others.get(key)
-        if template is None:
-            template = self._others[key] = self._template(kind, label, track, batch)
-        return template
-
-    def _template(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
-        """Return a template of a line, for its times and the training time, or for the values of a counter."""
+    def _make_template(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
+        """Keep and return a template of a line, for its times and the training time, or for the values of a counter."""
         described = batch.labels[label]
         async_id = 0 if kind == COUNTER else batch.tracks[track].async_id
         phase = _PHASE.get(kind, b"X")
@@ -147,15 +124,11 @@ class ChromeEncoder:
             self._pid,
             self._pid if kind == COUNTER else batch.tracks[track].tid,
         )
-        args = b"{%b" + _own_arguments(described).replace(b"%", b"%%")
-        return (
-            head.replace(b"%", b"%%")
-            + b"%d.%b"
-            + (b"" if kind < 0 else b',"dur":%d.%b')
-            + b',"args":'
-            + (b"%b" if kind == COUNTER else args)
-            + b"},\n"
-        )
+        times = b"%d.%b" if kind < 0 else b'%d.%b,"dur":%d.%b'
+        args = b"%b" if kind == COUNTER else b"{%b" + _own_arguments(described).replace(b"%", b"%%")
+        template = b'%b%b,"args":%b},\n' % (head.replace(b"%", b"%%"), times, args)
+        self._templates[kind, label, track] = template
+        return template
 
 
 def _exact_records(records: Sequence[Any], shift_ns: int, newest_ns: int) -> Sequence[Any]:
@@ -206,7 +179,7 @@ class _CompiledEncoder:
                     self._encoder.make_async(_async_id(track.async_id))
                 self._tracks += 1
             times, moments = tuple(spans.changes), tuple(spans.moments)
-            lines: bytes | None = self._encoder.encode(records, shift, times, moments, encode_value)
+            lines: bytes | None = self._encoder.encode(records, shift, times, moments, orjson.dumps, encode_value)
         except (TypeError, ValueError, OverflowError):  # numbers beyond 64 bits, and records made by a user's handler
             return None
         return lines
@@ -217,30 +190,26 @@ def _compiled_encoder(pid: int) -> _CompiledEncoder | None:
 
 
 class _Spans:
-    """The training times of a batch. Most events have the training time of the previous event.
+    """The training times of a batch.
 
     Attributes:
         changes: Start of each training time.
         moments: The training times, as the arguments of an event.
-        moment: The training time of the last event.
     """
 
-    __slots__ = ("changes", "high", "low", "moment", "moments")
+    __slots__ = ("changes", "moments")
 
     def __init__(self, changes: list[tuple[int, Timestamp]]) -> None:
         self.changes = [time_ns for time_ns, _ in changes]
         self.moments = [
             b'"epoch":%d,"batch":%d' % (int(timestamp.epoch), int(timestamp.batch)) for _, timestamp in changes
         ]
-        self.low, self.high, self.moment = 0, -1, b""
 
     def find(self, time_ns: int) -> tuple[int, int, bytes]:
-        """Set and return the training time that was current at a time."""
-        index = max(bisect_right(self.changes, time_ns) - 1, 0)
-        self.low = self.changes[index] if index else 0
-        self.high = self.changes[index + 1] if index + 1 < len(self.changes) else 1 << 63
-        self.moment = self.moments[index]
-        return self.low, self.high, self.moment
+        """Return the training time that was current at a time, with its start and its end."""
+        at = max(bisect_right(self.changes, time_ns) - 1, 0)
+        end_ns = self.changes[at + 1] if at + 1 < len(self.changes) else 1 << 63
+        return self.changes[at] if at else 0, end_ns, self.moments[at]
 
 
 def _async_id(number: int) -> bytes:

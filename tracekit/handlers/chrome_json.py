@@ -11,20 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_path
-from tracekit.clock import SYSTEM_CLOCK
-from tracekit.errors import ConfigError, StorageError
-from tracekit.events import earliest
+from tracekit.errors import ConfigError
 from tracekit.formats.rank_trace import COMPANION_EVENT
 from tracekit.handlers.base import Recording, Summary, TraceHandler
-from tracekit.handlers.gap import CarriedSlices, Gap, count_events, newest_ns, span_ns
 from tracekit.handlers.merge_process import DEFAULT_TIMEOUT_S, EndMerge, report_merges
-from tracekit.handlers.rank_file import RankFile, clock_metadata, offset_metadata
-from tracekit.handlers.rank_files import DEFAULT_SPOOL_BYTES, RankFiles, Retention, Rotation, trace_name
+from tracekit.handlers.rank_trace import DEFAULT_SPOOL_BYTES, RankTrace, clock_metadata, trace_name
+from tracekit.handlers.rotation import Retention, Rotation
 from tracekit.naming import child_file_name, shown, split_suffix
-from tracekit.notices import Notices
-from tracekit.outbox.outbox import GONE
 from tracekit.storage import PRIVATE_MODE
-from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,16 +26,12 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.clock import Anchor, ClockOffset, ClockStep
     from tracekit.events import EventBatch
-    from tracekit.timestamp import Time
+    from tracekit.timestamp import Time, Timestamp
 
 DEFAULT_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}.json"
 DEFAULT_PARTS_NAME = "traces/{run_id}/rank{rank}-attempt{attempt}-part{part:04d}.json"
 
-TRUNCATED: Final = "events of files that were truncated"
-UNWRITTEN: Final = "events that could not be written"
 _SEGMENTS: Final = Rotation(limit_bytes=8 << 20, limit_ns=30_000_000_000)  # on a remote storage
-_MOST_WAITING: Final = 64  # lines of metadata for a window that may come in a week
-_SUMMARY_BYTES: Final = 1000  # approximate size of the last lines of a recording
 
 
 class JSONTraceHandler(TraceHandler):
@@ -123,14 +113,7 @@ class JSONTraceHandler(TraceHandler):
         merge_every_window: bool = False,
         log_to: str | None = None,
     ) -> None:
-        self._rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
-        name = DEFAULT_PARTS_NAME if self._rotation and filename == DEFAULT_NAME else check_path("filename", filename)
-        if storage.is_remote(name):
-            name = _numbered(name)
-            self._rotation = self._rotation or _SEGMENTS
-        self._name = trace_name(name, "part")
-        self._retention = Retention(num_traces_to_keep, max_total_bytes)
-        self._options: dict[str, Any] = {
+        self._trace_options: dict[str, Any] = {
             "rotate_bytes": rotate_bytes,
             "rotate_seconds": rotate_seconds,
             "rotate_every": rotate_every,
@@ -140,9 +123,22 @@ class JSONTraceHandler(TraceHandler):
             "spool_bytes": spool_bytes,
             "mode": mode,
         }
-        if self._rotation is not None and not self._name.numbered:
+        self._merge_options: dict[str, Any] = {
+            "merged_filename": merged_filename,
+            "merge_timeout": merge_timeout,
+            "merge_wait": merge_wait,
+            "merge_every_window": merge_every_window,
+            "log_to": log_to,
+        }
+        rotation = Rotation.of(rotate_bytes, rotate_seconds, rotate_every)
+        name = DEFAULT_PARTS_NAME if rotation and filename == DEFAULT_NAME else check_path("filename", filename)
+        if storage.is_remote(name):
+            name, rotation = _numbered(name), rotation or _SEGMENTS
+        self._name = trace_name(name, "part")
+        self._retention = Retention(num_traces_to_keep, max_total_bytes)
+        if rotation is not None and not self._name.numbered:
             raise ConfigError(f"file name {shown(name)} is the same for every file of a rotation; put {{part}} into it")
-        if self._retention and self._rotation is None and not self._name.per_window:
+        if self._retention and rotation is None and not self._name.per_window:
             raise ConfigError(
                 "num_traces_to_keep and max_total_bytes need several files to choose from: rotate_bytes=, rotate_seconds= "
                 "or rotate_every=, or {epoch} or {batch} in the file name"
@@ -152,13 +148,6 @@ class JSONTraceHandler(TraceHandler):
                 f"max_total_bytes ({max_total_bytes}) must be at least twice rotate_bytes ({rotate_bytes}): the file being "
                 "written is never removed"
             )
-        self._merge_options: dict[str, Any] = {
-            "merged_filename": merged_filename,
-            "merge_timeout": merge_timeout,
-            "merge_wait": merge_wait,
-            "merge_every_window": merge_every_window,
-            "log_to": log_to,
-        }
         self._merge: EndMerge | None = None
         if merged_filename is not None:
             self._merge = EndMerge(
@@ -172,26 +161,12 @@ class JSONTraceHandler(TraceHandler):
         elif merge_every_window or log_to is not None:
             option = "merge_every_window=True" if merge_every_window else "log_to="
             raise ConfigError(f"{option} needs merged_filename=")
-        self._files = RankFiles(self._name, self._retention, spool=spool, spool_bytes=spool_bytes, mode=mode)
+        self._trace = RankTrace(
+            self._name, rotation=rotation, retention=self._retention, spool=spool, spool_bytes=spool_bytes, mode=mode
+        )
         self._recording: Recording | None = None
-        self._file: RankFile | None = None
-        self._since: tuple[int, Timestamp] | None = None  # when the events of the file begin; None before the first
-        self._delivered_ns = 0  # the file holds every event up to this time
-        self._cut_ns: int | None = 0  # time of the cut at the end of the last file; None if it was not cut
-        self._open_slices = CarriedSlices()
-        self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for the open slices
-        self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
-        self._waiting: list[tuple[str, Mapping[str, Any]]] = []  # metadata for a file that does not exist yet
-        self._begun_at: list[tuple[str, int]] = []  # each file, and the batch that it begins with
-        self._begun_ns = 0  # when the first events came to the file, on the clock of this machine
-        self._lost_events = 0  # in finished files, or while there was no file
-        self._removed_events = 0
-        self._truncated_events = 0
-        self._gap = Gap()  # events lost since the last file
-        self._notices = Notices()
         self._summary: Summary | None = None
         self._companion: str | None = None
-        self._file_timestamp = Timestamp()  # in the name of the newest file
         self._ends = False  # the recording was started and ends
         self._stopped: tuple[BaseException | None] | None = None  # the error; None before `stopping`, and after SIGTERM
 
@@ -205,26 +180,20 @@ class JSONTraceHandler(TraceHandler):
         """Names of other files of the run: of another rank, and of a companion of this one."""
         names = [] if self._companion is None else [self._companion]
         if self._recording is not None and (own := self._recording.process).world_size > 1:
-            other = dataclasses.replace(
-                own,
-                rank=own.rank + 1,
-                local_rank=own.local_rank + 1,
-                node=own.node + 1,
-                pid=own.pid + 1,
-                host=f"{own.host}2",
-            )
+            numbers = {field: getattr(own, field) + 1 for field in ("rank", "local_rank", "node", "pid")}
+            other = dataclasses.replace(own, host=f"{own.host}2", **numbers)
             names.append(self._name.format(other, self._recording.timestamp))
         return names
 
     @property
     def paths(self) -> list[str]:
         """The files that were written and not removed again, the one being written last."""
-        return self._files.paths
+        return self._trace.paths
 
     @property
     def kept(self) -> list[str]:
         """Local paths of files that could not be packed or uploaded; complete when the recording has ended."""
-        return self._files.kept
+        return self._trace.kept
 
     @property
     def removed(self) -> Mapping[str, int]:
@@ -233,16 +202,13 @@ class JSONTraceHandler(TraceHandler):
 
     def losses(self) -> Mapping[str, int]:
         """Return how many events could not be kept, by reason."""
-        failed = self._lost_events + (self._file.lost_events if self._file is not None else 0)
-        lost = {**self._files.lost, UNWRITTEN: failed}
-        lost[GONE] = lost.get(GONE, 0) + self._removed_events
-        lost[TRUNCATED] = self._truncated_events
-        return {reason: count for reason, count in lost.items() if count}
+        return self._trace.losses()
 
     @property
     def live_path(self) -> str | None:
         """The file that is being written; None if the next recording window gets a separate file."""
-        return None if self._file is None else self._file.name
+        segment = self._trace.segment
+        return None if segment is None else segment.name
 
     def files_of(self, first_batch: int, last_batch: int) -> list[str]:
         """Return the paths that hold the delivered events of a range of batches. Thread-safe.
@@ -251,11 +217,7 @@ class JSONTraceHandler(TraceHandler):
             first_batch: The first batch, counted through the run.
             last_batch: The last one.
         """
-        found = [path for path, begun in self._begun_at if first_batch <= begun <= last_batch]
-        earlier = [path for path, begun in self._begun_at if begun < first_batch]
-        if earlier and not self._name.per_window:
-            found.insert(0, earlier[-1])
-        return [path for path in found if path in self.paths]
+        return self._trace.files_of(first_batch, last_batch)
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -264,111 +226,50 @@ class JSONTraceHandler(TraceHandler):
         if self._merge is not None:
             self._merge.open(recording)
         self._recording = recording
-        self._file_timestamp = recording.timestamp
-        self._files.open(recording)
+        self._trace.open(recording)
         # A child makes its file at its first event: a run may have thousands of children.
         if not self._name.per_window and recording.process.parent_pid is None:
-            self._file = self._files.begin(recording, recording.timestamp, first=True)
-            self._begun_at.append((self._file.name, int(recording.timestamp.batch)))
+            self._trace.begin(recording.timestamp, first=True)
 
     def process_events(self, batch: EventBatch) -> None:
         """Write a batch, to a new file where one is due."""
-        if not batch:
-            return
-        self._restart_if_truncated()
-        newest = None
-        if self._rotation is not None:
-            last_ns = newest_ns(batch.records)
-            newest = last_ns, batch.timestamps.at(last_ns)
-        if self._file is None or (newest is not None and self._is_full(self._file, *newest)):
-            # The first batch names its file; it began when this batch's first event happened.
-            self._begin_file(batch.timestamps.at(earliest(batch.records)), batch)
-        self._open_slices.follow(batch.records)
-        self._tables = dataclasses.replace(batch, records=())
-        if newest is not None:
-            # A start may be delivered after events with later times.
-            self._delivered_ns = max(newest[0], batch.cut_ns, self._delivered_ns)
-            self._since = self._since or newest
-        if self._file is None:
-            self._lost_events += count_events(batch)
-            self._gap.extend(count_events(batch), *span_ns(batch))
-            return
-        if not self._file.events:
-            self._begun_ns = SYSTEM_CLOCK.monotonic_ns()
-        self._file.write_events(batch)
-        if self._retention:
-            self._files.make_room(live_bytes=self._file.size_bytes)
+        if batch:
+            self._trace.write(batch)
 
     def flush(self) -> None:
         """Begin a removed or truncated file again, and let no segment wait too long for more events."""
-        self._restart_if_truncated()
-        file = self._file
-        if file is not None and file.gone:
-            self._removed(file)
-        elif file is not None and file.events and self._tables is not None and self._is_old():
-            self._begin_file(self._tables.timestamps.at(self._delivered_ns), self._tables)
-        if self._retention:
-            self._files.make_room(live_bytes=None if self._file is None else self._file.size_bytes)
+        self._trace.flush()
         if self._merge is not None:
             report_merges()
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """Complete the window's file, if each window has a separate one."""
-        self._restart_if_truncated()
-        if self._name.per_window and self._file is not None and self._recording is not None:
-            self._cut_ns = wall_clock_time_ns - self._recording.anchor.offset_ns
-            self._end_file(self._file)
-            self._file = None
-            if self._merge is not None and self._merge.every_window:
-                self._merge.start(self._file_timestamp)
+        ended = self._trace.end_window(wall_clock_time_ns)
+        if ended and self._merge is not None and self._merge.every_window:
+            self._merge.start(self._trace.timestamp)
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
         """Note in the rank trace which other traces this process has written."""
         self._companion = self._companion or filepath
         args = {"file": storage.printable_name(filepath)}
         if self._recording is not None and not self._recording.process.private:
-            name = self._name.format(self._recording.process, self._file_timestamp)
-            if self._file is not None:
-                name = self._file.name if storage.is_remote(name) else os.fspath(self._file.path)
-            path = _path_beside(filepath, name)
+            path = _path_beside(filepath, self._trace.location)
             if storage.basename(path) != path:
                 args["path"] = path
-        self._metadata(COMPANION_EVENT, args)
+        self._trace.write_metadata(COMPANION_EVENT, args)
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
         """Note the readings of the clocks, for the merge."""
         for name, args in clock_metadata(anchor, step):
-            self._metadata(name, args)
+            self._trace.write_metadata(name, args)
 
     def clock_offset(self, offset: ClockOffset) -> None:
         """Note the offset of this process's clock to another rank's, for the merge."""
-        self._restart_if_truncated()
-        self._offset = offset_metadata(offset)
-        if self._file is not None:
-            self._file.write_metadata(*self._offset)
+        self._trace.write_offset(offset)
 
     def summary(self, summary: Summary) -> None:
         """Keep the counts for the end of the file."""
         self._summary = summary
-
-    def close(self) -> None:
-        """Complete the file, and wait for packing and uploading, within the time for the end of the recording."""
-        if self._file is not None and self._file.gone:
-            self._removed(self._file)
-        self._restart_if_truncated()
-        window_is_open = self._file is not None
-        if self._file is not None:
-            self._finish(self._file, last=True)
-        self._files.close()
-        if self._merge is not None and self._ends and (window_is_open or not self._merge.every_window):
-            self._end_merge(self._merge)
-
-    def _end_merge(self, merge: EndMerge) -> None:
-        if self._stopped is None:
-            merge.leave(self._file_timestamp, "SIGTERM ended the recording")
-        else:
-            (error,) = self._stopped
-            merge.start(self._file_timestamp, failed=error is not None and not isinstance(error, SystemExit))
 
     def stopping(self, error: BaseException | None) -> None:
         """Keep the error that ends the recording."""
@@ -377,135 +278,27 @@ class JSONTraceHandler(TraceHandler):
     def ending(self, timeout_s: float) -> None:
         """Note how long `close` waits for packing and uploading."""
         self._ends = True
-        self._files.ending(timeout_s)
+        self._trace.ending(timeout_s)
+
+    def close(self) -> None:
+        """Complete the file, and wait for packing and uploading, within the time for the end of the recording."""
+        window_is_open = self._trace.close(self._summary)
+        merge = self._merge
+        if merge is None or not self._ends or (merge.every_window and not window_is_open):
+            return
+        if self._stopped is None:
+            merge.leave(self._trace.timestamp, "SIGTERM ended the recording")
+        else:
+            (error,) = self._stopped
+            merge.start(self._trace.timestamp, failed=error is not None and not isinstance(error, SystemExit))
 
     def for_children(self) -> Callable[[str], TraceHandler]:
         """Return a factory for children: they write files of the same kind, with their name and pid in the file name."""
-        return partial(_child_handler, type(self), self._name.template, self._options)
+        return partial(_child_handler, type(self), self._name.template, self._trace_options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process gets a handler with the same arguments that is not open: a file has one writer.
-        return partial(type(self), self._name.template, **self._options, **self._merge_options), ()
-
-    # ---- files --------------------------------------------------------------------------------------------------------
-
-    def _is_full(self, file: RankFile, last_ns: int, now: Timestamp) -> bool:
-        """Return True if a batch that ends at this time goes to a new file."""
-        if self._rotation is None or self._since is None:
-            return False
-        since_ns, since = self._since
-        return self._rotation.due(file.size_bytes, last_ns - since_ns, since, now)
-
-    def _is_old(self) -> bool:
-        """Return True if a segment has waited long enough for more events: a crash of this machine would lose it."""
-        if self._rotation is None or self._rotation.limit_ns is None or not storage.is_remote(self._name.template):
-            return False
-        return SYSTEM_CLOCK.monotonic_ns() - self._begun_ns >= self._rotation.limit_ns
-
-    def _begin_file(self, timestamp: Timestamp, batch: EventBatch | None) -> None:
-        """Continue in a new file, or in the old one, if any, when no new file can be made."""
-        assert self._recording is not None
-        try:
-            new = self._files.begin(self._recording, timestamp)
-        except (ConfigError, StorageError) as error:
-            consequence = "the old one is written on" if self._file else "events are lost and counted"
-            self._notices.warn(
-                "refused", "tracekit: no new trace file can be made (%s); %s until it can", error, consequence
-            )
-            return
-        if self._file is not None:
-            self._cut_ns = self._delivered_ns
-            self._end_file(self._file)
-        self._continue_in(new, timestamp, batch)
-
-    def _continue_in(self, new: RankFile, timestamp: Timestamp, batch: EventBatch | None) -> None:
-        """Write the state that a new file needs from earlier files: the gap, the open slices and the metadata."""
-        self._file, self._since, self._file_timestamp = new, None, timestamp
-        self._begun_at = [(name, begun) for name, begun in self._begun_at if name != new.name]
-        self._begun_at.append((new.name, int(timestamp.batch)))
-        new.write_gap(self._gap)
-        self._gap = Gap()
-        resumed = self._open_slices.begins(self._cut_ns)
-        if resumed and batch is not None:
-            new.write_events(dataclasses.replace(batch, records=resumed), count=False)
-        for name, args in self._waiting:
-            new.write_metadata(name, args)
-        self._waiting.clear()
-        if self._offset is not None:  # every file merges by itself
-            new.write_metadata(*self._offset)
-
-    def _end_file(self, file: RankFile) -> None:
-        """Complete a file before the next one begins: end its open slices at the time of the cut."""
-        ended = self._open_slices.ends(self._cut_ns or 0)
-        if ended and self._tables is not None:
-            file.write_events(dataclasses.replace(self._tables, records=ended), count=False)
-        self._finish(file)
-
-    def _removed(self, file: RankFile) -> None:
-        """Replace a file that somebody has removed with a new one of the same name, where it can be made."""
-        self._removed_events += file.events
-        self._count_lost(file)
-        self._notices.warn(
-            "removed",
-            "tracekit: %s was removed or replaced while it was written; its events (%d) are lost and counted, and a new one "
-            "is begun",
-            file.path,
-            file.events,
-        )
-        self._files.lose(file)
-        self._file, self._since, self._cut_ns = None, None, None
-        if not self._name.per_window:
-            self._begin_file(self._now(), self._tables)
-
-    def _restart_if_truncated(self) -> None:
-        """Begin a file again that somebody has truncated in place; count its events as lost."""
-        file = self._file
-        if file is None or not file.truncated:
-            return
-        assert self._recording is not None
-        self._truncated_events += file.events
-        self._count_lost(file)
-        self._notices.warn(
-            "truncated",
-            "tracekit: %s was truncated while it was written; its events (%d) are counted as lost, and it begins again",
-            file.path,
-            file.events,
-        )
-        self._cut_ns = None
-        self._continue_in(self._files.begin_again(file, self._recording), self._now(), self._tables)
-
-    def _count_lost(self, file: RankFile) -> None:
-        self._lost_events += file.lost_events
-        if file.events:
-            self._gap.extend(file.events, file.start_ns, file.end_ns)
-
-    def _now(self) -> Timestamp:
-        """Return the training time at the end of the delivered events."""
-        assert self._recording is not None
-        return self._recording.timestamp if self._tables is None else self._tables.timestamps.at(self._delivered_ns)
-
-    def _finish(self, file: RankFile, *, last: bool = False) -> None:
-        counts: dict[str, Any] | None = None
-        if last and self._summary is not None:  # other files have no summary: their run goes on
-            # Remove old files first, so that the summary counts them.
-            self._files.make_room(coming=1, live_bytes=file.size_bytes + _SUMMARY_BYTES)
-            counts = dataclasses.asdict(self._summary)
-            counts["dropped"] = {**counts["dropped"], **self.losses()}
-            if self._retention.removed["files"]:
-                counts["removed"] = self._retention.removed
-        self._files.finish(file, counts)
-        self._lost_events += file.lost_events
-        self._file = None if self._file is file else self._file
-        if not last:
-            self._files.make_room()
-
-    def _metadata(self, name: str, args: Mapping[str, Any]) -> None:
-        self._restart_if_truncated()
-        if self._file is not None:
-            self._file.write_metadata(name, args)
-        else:
-            self._waiting.append((name, args))
-            del self._waiting[:-_MOST_WAITING]
+        return partial(type(self), self._name.template, **self._trace_options, **self._merge_options), ()
 
 
 def _numbered(name: str) -> str:

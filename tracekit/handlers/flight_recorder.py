@@ -15,8 +15,8 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.rank_trace import COMPANION_EVENT, DUMP_EVENT
 from tracekit.handlers.base import Recording, TraceHandler
 from tracekit.handlers.event_ring import EventRing
-from tracekit.handlers.rank_file import clock_metadata, offset_metadata
-from tracekit.handlers.rank_files import RankFiles, Retention, trace_name
+from tracekit.handlers.rank_trace import RankTrace, clock_metadata, offset_metadata, trace_name
+from tracekit.handlers.rotation import Retention
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 from tracekit.naming import shown
 from tracekit.storage import PRIVATE_MODE
@@ -101,7 +101,7 @@ class FlightRecorder(TraceHandler):
         self._exceptions = ExceptionTrigger(self._uncaught) if excepthooks else None
         self.hooks = [hook for hook in (self._signal, self._exceptions) if hook is not None]
         self._slow_steps = None if slow_step is None else SlowSteps(slow_step)
-        self._files = RankFiles(name, Retention(num_traces_to_keep), mode=mode)
+        self._trace = RankTrace(name, retention=Retention(num_traces_to_keep), mode=mode)
         self._on_exception = on_exception
         self._on_close = on_close
         self._ring = EventRing(round(seconds * 1e9), max_bytes)
@@ -118,7 +118,7 @@ class FlightRecorder(TraceHandler):
     @property
     def paths(self) -> list[str]:
         """The dumps that were written and not removed, the newest last."""
-        return self._files.paths
+        return self._trace.paths
 
     def dump(self, reason: str = "asked for") -> None:
         """Request a dump of the kept events.
@@ -134,7 +134,7 @@ class FlightRecorder(TraceHandler):
 
     def open(self, recording: Recording) -> None:
         """Make the folder, so that a wrong one shows before training starts."""
-        self._files.open(recording)
+        self._trace.open(recording)
         self._recording = recording
         self._timestamp = recording.timestamp
 
@@ -145,7 +145,7 @@ class FlightRecorder(TraceHandler):
 
     def ending(self, timeout_s: float) -> None:
         """Note how long `close` waits for packing and uploading."""
-        self._files.ending(timeout_s)
+        self._trace.ending(timeout_s)
 
     def flush(self) -> None:
         """Write the dumps that are due."""
@@ -166,7 +166,7 @@ class FlightRecorder(TraceHandler):
         due = list(self._requests)
         self._requests.clear()
         self._serve(due)
-        self._files.close()
+        self._trace.close()
 
     def _take_hooks_back(self) -> None:
         for hook in self.hooks:
@@ -245,21 +245,22 @@ class FlightRecorder(TraceHandler):
                     done.set()
 
     def _write(self, reasons: list[str]) -> None:
-        assert self._recording is not None
         assert self._timestamp is not None
         ring = self._ring
-        file = self._files.begin(self._recording, self._timestamp)
-        file.write_metadata(DUMP_EVENT, {"reasons": reasons, "events": ring.events, "dropped": ring.dropped})
+        trace = self._trace
+        trace.begin(self._timestamp)
+        trace.write_metadata(DUMP_EVENT, {"reasons": reasons, "events": ring.events, "dropped": ring.dropped})
         for name, args in list(self._metadata):
-            file.write_metadata(name, args)
+            trace.write_metadata(name, args)
         for batch in ring.batches():
-            file.write_events(batch)
-        self._files.finish(file)
-        self._files.make_room()
-        if file.lost_events:
-            logger.warning("tracekit: %s lacks %d events that could not be written", file.path, file.lost_events)
+            trace.write_events(batch)
+        segment = trace.finish()
+        trace.make_room()
+        path = segment.file.path
+        if segment.lost_events:
+            logger.warning("tracekit: %s lacks %d events that could not be written", path, segment.lost_events)
         else:
-            logger.info("tracekit: %s: %d events (%s)", file.path, file.events, "; ".join(reasons))
+            logger.info("tracekit: %s: %d events (%s)", path, segment.events, "; ".join(reasons))
 
     def _shown(self, error: BaseException) -> str:
         text = ""

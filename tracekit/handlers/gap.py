@@ -37,7 +37,7 @@ class Gap:
         return bool(self.events or self.late)
 
     def add(self, batch: EventBatch, *, count: bool = True) -> None:
-        """Take in a batch that could not be written, and count it unless told not to; see `RankFile.write_events`."""
+        """Take in a batch that could not be written, and count it unless told not to; see `RankTrace.write_events`."""
         records, lost = batch.records, 0
         edges = []
         for at in range(0, len(records), WIDTH):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import StorageError
 from tracekit.outbox.spool import Spool
@@ -15,8 +15,6 @@ from tracekit.storage import RefusedError, TooSlowError, without_secrets
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -77,68 +75,53 @@ def finish_spool(folder: Path, *, tries: int = 4, retry: Retry | None = None) ->
         StorageError: The folder is not a spool.
     """
     spool = Spool.load(folder)
-    uploader = Uploader(spool)
-    try:
-        return _finish(spool, uploader, _Tries(tries, retry or Retry()))
-    finally:
-        uploader.close()
-        spool.close()
-
-
-def _finish(spool: Spool, uploader: Uploader, tries: _Tries) -> Finished:
+    uploader, pace = Uploader(spool), Pace(retry or Retry())
     report = Finished(
         str(spool.folder),
         there=[without_secrets(segment.url) for segment in spool.segments.values() if segment.state == "delivered"],
     )
-    spool.drop_unmade()  # the process died before these were made
-    for segment in spool.waiting:
-        path = spool.path(segment)
-        try:
-            tries.make(partial(uploader.deliver, segment))
-        except GoneError:
-            spool.drop(segment)
-            report.lost.append(str(path))
-        except StorageError as error:
-            report.left.append((str(path), str(error)))
-        else:
-            report.uploaded.append((without_secrets(segment.url), segment.size_bytes))
-    if not spool.index_done:
-        try:
-            tries.make(uploader.deliver_index)
-        except StorageError as error:
-            report.reason = str(error)
-        else:
-            spool.note_index()
+    refusal: RefusedError | None = None
+    try:
+        spool.drop_unmade()  # the process died before these were made
+        for segment in spool.waiting:
+            path = str(spool.path(segment))
+            try:
+                _deliver(partial(uploader.deliver, segment), pace, tries, refusal)
+            except GoneError:
+                spool.drop(segment)
+                report.lost.append(path)
+            except StorageError as error:
+                refusal = error if isinstance(error, RefusedError) else None
+                report.left.append((path, str(error)))
+            else:
+                report.uploaded.append((without_secrets(segment.url), segment.size_bytes))
+        if not spool.index_done:
+            try:
+                _deliver(uploader.deliver_index, pace, tries, refusal)
+            except StorageError as error:
+                report.reason = str(error)
+            else:
+                spool.note_index()
+    finally:
+        uploader.close()
+        spool.close()
     return report
 
 
-class _Tries:
-    """Retries requests up to a limit. After a refusal, all further requests fail immediately."""
-
-    def __init__(self, tries: int, retry: Retry) -> None:
-        self._tries = tries
-        self._pace = Pace(retry)
-        self._refusal: RefusedError | None = None
-
-    def make(self, request: Callable[[float], T]) -> T:
-        """Make a request until it works, and return its value. The request receives its timeout in seconds."""
-        if self._refusal is not None:
-            raise self._refusal
-        left = self._tries
-        while True:
-            left -= 1
-            try:
-                value = request(self._pace.answer_s)
-            except RefusedError as error:
-                self._refusal = error
+def _deliver(request: Callable[[float], None], pace: Pace, tries: int, refusal: RefusedError | None) -> None:
+    """Make a request until it works, ``tries`` times at most. After a refusal, all further requests fail immediately."""
+    if refusal is not None:
+        raise refusal
+    for left in reversed(range(tries)):
+        try:
+            request(pace.answer_s)
+        except (RefusedError, GoneError):
+            raise
+        except StorageError as error:
+            pause_s = pace.failed(too_slow=isinstance(error, TooSlowError))
+            if not left:
                 raise
-            except GoneError:
-                raise
-            except StorageError as error:
-                pause_s = self._pace.failed(too_slow=isinstance(error, TooSlowError))
-                if left <= 0:
-                    raise
-                threading.Event().wait(pause_s)
-            else:
-                self._pace.succeeded()
-                return value
+            threading.Event().wait(pause_s)
+        else:
+            pace.succeeded()
+            return

@@ -180,9 +180,16 @@ def _exits_to_come(markers: list[Marker]) -> Counter[int]:
     """Return the minimum number of ``with`` statements that will still end a slice of each marker, by its id."""
     found: Counter[int] = Counter()
     wanted = {id(marker): marker for marker in markers}
-    for holder in gc.get_referrers(*markers):
+    own_references = 0  # to each holder, here
+    for holder in [object(), *gc.get_referrers(*markers)]:
+        references = sys.getrefcount(holder)
+        own_references = own_references or references  # of the object in front, which nothing else refers to
         if isinstance(holder, (MethodType, BuiltinMethodType)):
-            found[id(holder.__self__)] += holder.__name__ in _EXITS
+            if holder.__name__ in _EXITS:
+                # Methods of the core are bound once, and kept in the marker: each ``with`` refers to the same object.
+                is_kept = any(held is holder for held in gc.get_referents(holder.__self__))
+                uses = references - own_references - is_kept if isinstance(holder, BuiltinMethodType) else 1
+                found[id(holder.__self__)] += uses
         elif sys.version_info >= (3, 14) and isinstance(holder, _SUSPENDED):
             # A suspended frame refers to the marker itself. The frames of running functions are not visible to gc.
             for held in gc.get_referents(holder):

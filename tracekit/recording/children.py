@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.arguments import is_set
 from tracekit.handlers.base import TraceHandler
-from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.lifecycle import RunningProfiler, running_profiler
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.distributed import ProcessInfo
-    from tracekit.recording.profiler import Profiler
     from tracekit.timestamp import Timestamp
 
 _ACTIONS: Final = tuple(ProfilerAction)
@@ -117,7 +116,7 @@ class ChildPlan:
     schedule, or None.
     """
 
-    make_profiler: Callable[..., Profiler]
+    make_profiler: Callable[..., RunningProfiler]
     process: ProcessInfo
     handlers: tuple[Callable[[str], TraceHandler], ...]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -160,7 +159,7 @@ class ChildRecording:
     def __init__(self, parent: Parent | ChildPlan | None, name: str) -> None:
         self.name = name
         self._parent = parent
-        self._profiler: Profiler | None = None
+        self._profiler: RunningProfiler | None = None
 
     @property
     def plan(self) -> ChildPlan | None:
@@ -171,7 +170,7 @@ class ChildRecording:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.plan, self.name)
 
-    def start(self) -> Profiler | None:
+    def start(self) -> RunningProfiler | None:
         """Record in this process until `stop` or its end. Return the profiler, or None if nothing is recorded."""
         if self._profiler is None:
             self._profiler = self._start(self.name)
@@ -197,8 +196,8 @@ class ChildRecording:
         """Start recording. Lets the object be the ``initializer`` of a pool."""
         self.start()
 
-    def _start(self, name: str, worker: int | None = None) -> Profiler | None:
-        if active_profiler() is not None:
+    def _start(self, name: str, worker: int | None = None) -> RunningProfiler | None:
+        if running_profiler() is not None:
             return None
         try:
             plan = self.plan
@@ -210,7 +209,7 @@ class ChildRecording:
             return None
 
 
-def _start(plan: ChildPlan, name: str, worker: int | None) -> Profiler | None:
+def _start(plan: ChildPlan, name: str, worker: int | None) -> RunningProfiler | None:
     handlers = [make(name) for make in plan.handlers]
     if not handlers:
         return None
@@ -234,7 +233,7 @@ def _start(plan: ChildPlan, name: str, worker: int | None) -> Profiler | None:
     return profiler
 
 
-def _stop(profiler: weakref.ref[Profiler]) -> None:
+def _stop(profiler: weakref.ref[RunningProfiler]) -> None:
     found = profiler()
     if found is not None:
         found.stop()
@@ -248,6 +247,6 @@ class _FollowsParent(TraceHandler):
 
     def flush(self) -> None:
         """Apply the current action of the parent's schedule if it has changed."""
-        profiler = active_profiler()
+        profiler = running_profiler()
         if profiler is not None and self._action.changed():
             profiler.ask_schedule()

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.handlers.merge_process import wait_for_merges
 from tracekit.recording.buffer import DETACHED
@@ -22,8 +22,6 @@ from tracekit.recording.termination import Termination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from tracekit.recording.profiler import Profiler
 
 logger = logging.getLogger("tracekit")
 
@@ -117,17 +115,47 @@ def _texts(categories: object) -> tuple[str, ...]:
     return (_text(categories),)
 
 
-_active: list[Profiler] = []  # running profilers, the innermost last
+class RunningProfiler(Protocol):
+    """A `Profiler`, as the modules below it see it."""
+
+    def start(self) -> None:
+        """Start recording."""
+
+    def marker(self, name: str, categories: Sequence[str] = ()) -> Marker:
+        """Return the marker of a name."""
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Deliver the events that were recorded until now."""
+
+    def stop(self) -> None:
+        """Stop recording."""
+
+    def ask_schedule(self) -> None:
+        """Apply the current action of the schedule."""
+
+    def adopt(self, marker: Marker) -> None:
+        """Attach a marker."""
+
+    def release(self, markers: Iterable[Marker], *, flush: bool = True) -> None:
+        """Detach markers."""
+
+    def abandon_in_child(self) -> None:
+        """Forget the recording in a forked child."""
+
+
+_active: list[RunningProfiler] = []  # running profilers, the innermost last
 # Held while profilers are activated and deactivated, on any thread. Re-entrant, for signal handlers.
 _lock = threading.RLock()
 _module_markers: Final = MarkerTable()  # Markers of `tracekit.marker`. They record into the innermost active profiler.
 # In a forked child: markers of the parent's profilers. They record into the child's innermost active profiler.
 _inherited: Final[list[MarkerTable]] = []
 _actions: Final[list[Callable[[], object]]] = []  # those of `when_activated`
-_known: Final[weakref.WeakSet[Profiler]] = weakref.WeakSet()  # every profiler that was started, for the fork hook
+_known: Final[weakref.WeakSet[RunningProfiler]] = (
+    weakref.WeakSet()
+)  # every profiler that was started, for the fork hook
 
 
-def active_profiler() -> Profiler | None:
+def running_profiler() -> RunningProfiler | None:
     """Return the innermost running profiler, or None."""
     innermost = _active[-1:]  # one step: another thread may stop it
     return innermost[0] if innermost else None
@@ -162,13 +190,13 @@ def when_activated(action: Callable[[], object]) -> None:
     _actions.append(action)
 
 
-def activate(profiler: Profiler) -> None:
+def activate(profiler: RunningProfiler) -> None:
     """Make a profiler the active one. The module-level markers then record into it."""
     if not _known:
         _register_hooks()
     _known.add(profiler)
     with _lock:
-        outer = active_profiler()
+        outer = running_profiler()
         if outer is not None:
             outer.release(_shared_markers())
         _active.append(profiler)
@@ -177,7 +205,7 @@ def activate(profiler: Profiler) -> None:
     _notify()
 
 
-def deactivate(profiler: Profiler) -> None:
+def deactivate(profiler: RunningProfiler) -> None:
     """Remove a profiler. The profiler that was active before it gets the module-level markers back."""
     with _lock:
         if profiler not in _active:
@@ -207,9 +235,9 @@ def adopt_in_child(found: Marker) -> None:
 
 
 def _adopt_by_active(found: Marker) -> None:
-    while (innermost := active_profiler()) is not None:
+    while (innermost := running_profiler()) is not None:
         innermost.adopt(found)
-        if active_profiler() is innermost:
+        if running_profiler() is innermost:
             return
         # Another thread has started or stopped a profiler in between, and may have passed the marker on before.
         innermost.release([found], flush=False)

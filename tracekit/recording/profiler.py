@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from tracekit import privacy
 from tracekit.arguments import resolve_path
@@ -24,7 +24,15 @@ from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.end_report import report_end
 from tracekit.recording.failures import Failures
 from tracekit.recording.inline import observer_of
-from tracekit.recording.lifecycle import DEFAULT_ACTIONS, MarkerTable, activate, adopt_in_child, deactivate, inherit
+from tracekit.recording.lifecycle import (
+    DEFAULT_ACTIONS,
+    MarkerTable,
+    activate,
+    adopt_in_child,
+    deactivate,
+    inherit,
+    running_profiler,
+)
 from tracekit.recording.loaders import WorkerRecording, recording_loader
 from tracekit.recording.options import ProfilerOptions
 from tracekit.recording.schedule import CurrentSchedule, ProfilerAction
@@ -139,10 +147,29 @@ class Profiler(ProfilerBase):
         private: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        given: dict[str, Any] = dict(locals())  # the arguments, which the options name alike
-        del given["self"]
-        options = ProfilerOptions(**given)
-        self._options = options
+        self._options = options = ProfilerOptions(
+            trace_handlers=cast("tuple[TraceHandler, ...]", trace_handlers),  # the options accept one or several
+            schedule=schedule,
+            sources=cast("tuple[Source, ...]", sources),
+            timestamp=timestamp,
+            counts=counts,
+            record_batches=record_batches,
+            flush_interval=flush_interval,
+            max_buffered_events=max_buffered_events,
+            max_buffered_bytes=max_buffered_bytes,
+            on_full=on_full,
+            shutdown_timeout=shutdown_timeout,
+            sigterm_grace=sigterm_grace,
+            run_id=run_id,
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            node=node,
+            attempt=attempt,
+            process=process,
+            private=private,
+            clock=clock,
+        )
         self._handlers = list(options.trace_handlers)
         self._failures = Failures()
         self._sources = SourceGroup(options.sources, self._failures.report)
@@ -704,6 +731,11 @@ class Profiler(ProfilerBase):
                 self._writer.abandon()
             if self._termination is not None:
                 self._termination.leave_in_child()
+
+
+def active_profiler() -> Profiler | None:
+    """Return the innermost running profiler, or None."""
+    return cast("Profiler | None", running_profiler())
 
 
 pass_over_profilers(Profiler)

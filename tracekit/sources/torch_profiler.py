@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit import storage
 from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
-from tracekit.handlers.rank_file import check_mode, make_folder
+from tracekit.handlers.live_file import check_mode, make_folder
 from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source

@@ -249,7 +249,7 @@ def test_what_is_being_encoded_is_not_changed() -> None:
             lambda: records.take(4),
             lambda: records.__setitem__(0, 5),
             lambda: records.__delitem__(slice(0, 4)),
-            lambda: encoder.encode(records, 0, (0,), (b"",), encode_value),
+            lambda: encoder.encode(records, 0, (0,), (b"",), encode_value, str),
             lambda: encoder.add_label(b"", b""),
             lambda: encoder.add_track(5),
         ):
@@ -259,7 +259,7 @@ def test_what_is_being_encoded_is_not_changed() -> None:
                 refused.append(type(error).__name__)
         return b"{}"
 
-    lines = encoder.encode(records, 0, (0,), (b"",), encode_value)
+    lines = encoder.encode(records, 0, (0,), (b"",), encode_value, str)
     assert lines == b'{"ph":"C","name":"a","cat":"","pid":5,"tid":5,"ts":0.001,"args":{}},\n'
     assert refused == ["BufferError"] * 4 + ["RuntimeError"] * 3
     records.extend([0, 1, 2, 3])
@@ -283,12 +283,12 @@ def test_what_the_encoder_does_not_know_is_python_s() -> None:
         [0, 2**63 - 1, -1, 1],
         [0, -(2**63), 1, 1],
     ):
-        assert encoder.encode(compiled.Records(record), 5, (0,), (b"",), str) is None
-    assert encoder.encode(compiled.Records([0, 0, 1, 1]), 5, (0,), (b"m",), str) is not None
+        assert encoder.encode(compiled.Records(record), 5, (0,), (b"",), str, str) is None
+    assert encoder.encode(compiled.Records([0, 0, 1, 1]), 5, (0,), (b"m",), str, str) is not None
     for wrong in (
-        (5, 0, (0,), (b"",), str),
-        (compiled.Records(), 0, (), (), str),
-        (compiled.Records(), 0, (0,), ("",), str),
+        (5, 0, (0,), (b"",), str, str),
+        (compiled.Records(), 0, (), (), str, str),
+        (compiled.Records(), 0, (0,), ("",), str, str),
     ):
         with pytest.raises(TypeError):
             encoder.encode(*wrong)
@@ -303,10 +303,23 @@ def test_a_failure_of_encoding_values_is_passed_on() -> None:
 
     records = compiled.Records([0, 1, COUNTER, {}])
     with pytest.raises(KeyboardInterrupt):
-        encoder.encode(records, 0, (0,), (b"",), fail)
+        encoder.encode(records, 0, (0,), (b"",), fail, str)
+    with pytest.raises(KeyboardInterrupt):
+        encoder.encode(records, 0, (0,), (b"",), lambda _: 1 // 0, fail)
     with pytest.raises(TypeError):
-        encoder.encode(records, 0, (0,), (b"",), lambda _: "text")
-    assert encoder.encode(records, 0, (0,), (b"",), lambda _: b"{}") is not None
+        encoder.encode(records, 0, (0,), (b"",), lambda _: "text", lambda _: "text")
+    assert encoder.encode(records, 0, (0,), (b"",), lambda _: b"{}", fail) is not None
+
+
+@pytest.mark.parametrize("text", [b"[null]", b'["\\"]', b"[" + b"1," * 5000 + b"1]"], ids=["null", "backslash", "long"])
+def test_values_that_a_trace_writes_differently_are_encoded_by_python(text: bytes) -> None:
+    encoder = compiled.Encoder(5)
+    encoder.add_label(b"", b"")
+    records = compiled.Records([0, 1, COUNTER, {}])
+    for dumps in (lambda _: text, lambda _: 1 // 0):
+        lines = encoder.encode(records, 0, (0,), (b"",), dumps, lambda _: b"{}")
+        assert lines is not None
+        assert lines.endswith(b'"args":{}},\n')
 
 
 def test_numbers_beyond_64_bits_are_encoded_by_python() -> None:

@@ -24,7 +24,8 @@ from tracekit import (
 from tracekit.clock import Anchor
 from tracekit.distributed import detect_process
 from tracekit.events import BEGIN, END, INSTANT, Label, Timestamps, Track
-from tracekit.handlers.rank_files import Retention
+from tracekit.handlers.rank_trace import UNWRITTEN
+from tracekit.handlers.rotation import Retention
 from tracekit.testing import FakeClock
 
 
@@ -260,7 +261,7 @@ def test_events_of_a_window_without_a_file_are_counted_and_what_is_open_goes_on_
     path = str(tmp_path / "w" / "b18.json")
     assert path in handler.paths
     assert [event["ph"] for event in events(path) if event["name"] == "around"] == ["B", "E"]
-    assert handler._lost_events == 13
+    assert handler.losses()[UNWRITTEN] == 13
 
 
 def test_what_is_told_between_two_windows_is_in_the_next_file(tmp_path: Path) -> None:
@@ -315,10 +316,10 @@ def test_the_newest_file_stays_however_low_the_limit_is(tmp_path: Path) -> None:
     retention = Retention(None, 1)
     for name in ("a", "b"):
         (tmp_path / name).write_text("12345")
-        retention.add(tmp_path / name)
-    assert retention.make_room() == [tmp_path / "a"]
+        retention.add(tmp_path / name, name)
+    assert retention.make_room() == ["a"]
     assert retention.make_room() == []
-    assert retention.make_room(live_bytes=0) == [tmp_path / "b"]  # it is no longer the newest
+    assert retention.make_room(live_bytes=0) == ["b"]  # it is no longer the newest
 
 
 def test_a_file_that_somebody_moved_or_that_cannot_be_removed_is_passed_over(
@@ -330,13 +331,13 @@ def test_a_file_that_somebody_moved_or_that_cannot_be_removed_is_passed_over(
         path = tmp_path / name
         if name != "folder":
             path.write_text("12345")
-        retention.add(path)
+        retention.add(path, name)
     (tmp_path / "gone").unlink()
-    assert retention.make_room() == [tmp_path / "a"]
+    assert retention.make_room() == ["a"]
     assert retention.removed == {"files": 1, "bytes": 5}
     assert "folder should be removed and cannot be" in caplog.text
-    retention.add(tmp_path / "never was")
-    assert retention.make_room(coming=1, live_bytes=0) == [tmp_path / "b"]
+    retention.add(tmp_path / "never was", "never was")
+    assert retention.make_room(coming=1, live_bytes=0) == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tracekit import ClockOffset, JSONTraceHandler, Profiler
 from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.decimal_time import format_us, parse_us
-from tracekit.handlers.rank_file import offset_metadata
+from tracekit.handlers.rank_trace import offset_metadata
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.align import collective_logs
 from tracekit.testing import FakeClock

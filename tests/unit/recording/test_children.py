@@ -52,7 +52,7 @@ def test_a_pickled_handler_is_one_that_is_set_up_alike_and_not_open(tmp_path: Pa
         again = pickle.loads(pickle.dumps(handler))
         assert again.paths == []
         with pytest.raises(TypeError, match="being written"):
-            pickle.dumps(handler._file)
+            pickle.dumps(handler._trace.segment.file)
     assert again.__reduce__()[0].keywords == handler.__reduce__()[0].keywords
     assert again.__reduce__()[0].keywords["num_traces_to_keep"] == 3
 

@@ -9,12 +9,14 @@ import gc
 import inspect
 import sys
 import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tracekit
-from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
+from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler, core
+from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.recording import attached_markers, lifecycle
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.testing import FakeClock
@@ -814,6 +816,36 @@ def test_the_innermost_profiler_has_the_module_level_markers_and_gives_them_back
         f()
     assert len(outer.memory.slices) == 2
     assert len(inner.memory.slices) == 2
+
+
+@pytest.mark.skipif(core.record is None, reason="only the methods of the core are kept")
+def test_a_marker_keeps_its_bound_methods_until_it_is_detached() -> None:
+    def bound() -> list[object]:
+        return [found for found in gc.get_referrers(marker) if isinstance(found, types.BuiltinMethodType)]
+
+    with Profiler(MemoryTraceHandler(), rank=0) as profiler:
+        marker = profiler.marker("a")
+        with marker:
+            pass
+        assert len(bound()) == 2
+        assert marker.__enter__ is marker.__enter__
+        assert type(marker).__enter__(marker) is marker
+        type(marker).__exit__(marker, None, None, None)
+    assert bound() == []
+
+
+@pytest.mark.parametrize("clock", [SYSTEM_CLOCK, FakeClock(tick_ns=10).clock], ids=["core", "Python"])
+def test_every_with_that_will_end_a_slice_is_counted_also_after_the_marker_changed_its_state(clock: Clock) -> None:
+    actions = iter([ProfilerAction.ACTIVE, ProfilerAction.SKIP, ProfilerAction.SKIP])
+    with Profiler(MemoryTraceHandler(), lambda _: next(actions), rank=0, clock=clock) as profiler:
+        marker = profiler.marker("a")
+        with marker, marker, marker:
+            assert attached_markers._exits_to_come([marker])[id(marker)] == 3
+            profiler.step()
+            with marker:
+                assert attached_markers._exits_to_come([marker])[id(marker)] == 4
+            assert attached_markers._exits_to_come([marker])[id(marker)] == 3
+        assert attached_markers._exits_to_come([marker])[id(marker)] == 0
 
 
 def test_recording_causes_no_garbage_collection(run: Run) -> None:

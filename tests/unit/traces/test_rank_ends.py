@@ -30,7 +30,7 @@ def companion(name: str) -> dict[str, Any]:
 
 
 def trace(rank: int, *events: dict[str, Any], closed: bool = True, **own: Any) -> bytes:
-    """Return a rank trace: one event in each line, as `RankFile` writes it."""
+    """Return a rank trace: one event in each line, as `RankTrace` writes it."""
     head = {"ph": "M", "name": "tracekit_metadata", "args": {"rank": rank, "run_id": "RUN", "pid": rank, **own}}
     text = "[\n" + ",\n".join(json.dumps(event, separators=(",", ":")) for event in (head, *events))
     return f"{text}\n]\n".encode() if closed else f"{text},\n".encode()

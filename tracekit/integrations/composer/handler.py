@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tracekit import storage
 from tracekit.handlers import base
-from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.profiler import active_profiler
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
 

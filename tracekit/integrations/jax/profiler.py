@@ -23,7 +23,7 @@ from tracekit.integrations.jax.recorder import TraceRecorder
 from tracekit.integrations.jax.windows import Decision, Windows
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.failures import Failures
-from tracekit.recording.lifecycle import active_profiler
+from tracekit.recording.profiler import active_profiler
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from tracekit.integrations.lightning.trainer_hooks import (
     record_workers,
 )
 from tracekit.naming import following_names
-from tracekit.recording.lifecycle import active_profiler
-from tracekit.recording.profiler import Profiler
+from tracekit.recording.profiler import Profiler, active_profiler
 from tracekit.recording.schedule import CaptureSchedule
 from tracekit.timestamp import Timestamp
 
