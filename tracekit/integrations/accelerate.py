@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
@@ -60,7 +60,7 @@ class AcceleratorRecorder:
     def __init__(self, accelerator: Any, profiler: Profiler) -> None:
         self._accelerator = accelerator
         self._profiler = profiler
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id: what is equal is not the same
         self._begun = False
         self._passes: list[_Pass] = []  # over loaders that are under way, an evaluation inside of the training
@@ -85,8 +85,7 @@ class AcceleratorRecorder:
         """Restore the accelerator and its prepared objects."""
         for this in self._passes:
             self._step(this)
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def state_dict(self) -> dict[str, int]:
         """Return the training time, for Accelerate's checkpoints; a step that was made is in it."""
@@ -105,7 +104,7 @@ class AcceleratorRecorder:
         if function is None:
             return
         setattr(self._accelerator, method, method_hook(recorded(function), self._accelerator, method))
-        self._undo.append(functools.partial(delattr, self._accelerator, method))
+        self._undo.callback(delattr, self._accelerator, method)
 
     def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
@@ -127,16 +126,18 @@ class AcceleratorRecorder:
         if hasattr(prepared, "register_forward_pre_hook"):
             before = prepared.register_forward_pre_hook(model_hook(self._before_forward))
             after = prepared.register_forward_hook(model_hook(self._after_forward), always_call=True)
-            self._undo += before.remove, after.remove
+            self._undo.callback(before.remove)
+            self._undo.callback(after.remove)
         elif hasattr(prepared, "param_groups"):
             # The hooks of torch's optimizer are called for the steps that are made, and not while gradients accumulate.
             optimizer = getattr(prepared, "optimizer", prepared)
             with suppress(AttributeError):  # of another library
                 before = optimizer.register_step_pre_hook(model_hook(self._before_step))
                 after = optimizer.register_step_post_hook(model_hook(self._after_step))
-                self._undo += before.remove, after.remove
+                self._undo.callback(before.remove)
+                self._undo.callback(after.remove)
         elif hasattr(prepared, "dataset"):
-            self._undo.append(watch(prepared, self._pass))
+            self._undo.callback(watch(prepared, self._pass))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from transformers import TrainerCallback
@@ -73,7 +74,7 @@ class TracekitCallback(TrainerCallback):
         self._is_mine = False
         self._thread = threading.get_ident()  # of the training
         self._open = OpenSlices()
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
         # than the Trainer shows, and as seen by the model, which is silent when it is compiled, and may be called twice.
         self._loaded = [0, 0]
@@ -105,8 +106,7 @@ class TracekitCallback(TrainerCallback):
             self.profiler.stop()
 
     def _end_all(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
         self._open.close()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
@@ -205,9 +205,10 @@ class TracekitCallback(TrainerCallback):
         if hasattr(model, "register_forward_pre_hook"):
             before = model.register_forward_pre_hook(model_hook(self._before_forward), with_kwargs=True)
             after = model.register_forward_hook(model_hook(self._after_forward), always_call=True)
-            self._undo += before.remove, after.remove
+            self._undo.callback(before.remove)
+            self._undo.callback(after.remove)
         if loader is not None:
-            self._undo.append(watch(loader, self._pass))
+            self._undo.callback(watch(loader, self._pass))
 
     def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         for batch in recorded_pass(self.profiler, loader, begin):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tracekit.integrations.jax.annotations import JaxAnnotations
-from tracekit.integrations.jax.profiler import JaxProfiler, JaxProfilerConfig
+from tracekit.integrations.jax.profiler import JaxProfiler
+from tracekit.integrations.jax.windows import JaxProfilerConfig
 
 __all__ = ["JaxAnnotations", "JaxProfiler", "JaxProfilerConfig"]

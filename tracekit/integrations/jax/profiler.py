@@ -6,21 +6,20 @@ import atexit
 import logging
 import os
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from tracekit import privacy, storage
+from tracekit.arguments import check_path
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
-from tracekit.integrations.jax.agreement import make_agreement
-from tracekit.integrations.jax.annotations import import_jax
-from tracekit.integrations.jax.config import TraceConfig, log_dir
+from tracekit.integrations.jax.agreement import Agreement
+from tracekit.integrations.jax.annotations import coordination_client, import_jax
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import Decision, Windows
+from tracekit.integrations.jax.windows import Decision, JaxProfilerConfig, Windows
 from tracekit.integrations.slices import OpenSlices
 from tracekit.recording.failures import Failures
 from tracekit.recording.lifecycle import active_profiler
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.distributed import ProcessInfo
-    from tracekit.integrations.jax.agreement import Agreement
     from tracekit.recording.profiler import Profiler
 
 logger = logging.getLogger("tracekit")
@@ -105,7 +103,7 @@ class JaxProfiler:
             raise ConfigError(f"JaxProfiler: config must be a JaxProfilerConfig, not {config!r}")
         self._jax = import_jax()
         self.config = config
-        self.log_dir = log_dir(config, trainer, log_path)
+        self.log_dir = _log_dir(config, trainer, log_path)
         self._trainer = trainer
         self._given_profiler = profiler
         self._step_profiler = step_profiler
@@ -289,7 +287,14 @@ class JaxProfiler:
         if self._recorder is not None:
             self._recorder.profiler = self._profiler
         if self._windows.agreed and self._agreement is None:
-            self._agreement = make_agreement(self._index, self._windows.announce)
+            client = coordination_client()
+            if client is not None:
+                self._agreement = Agreement(client, self._index, self._windows.announce)
+            else:
+                logger.warning(
+                    "tracekit: without jax.distributed.initialize() the processes cannot agree on when to record: "
+                    "profile_every_n_minutes is off"
+                )
 
     def _find_out(self) -> None:
         """Find out which process this is, and whether it records."""
@@ -363,40 +368,26 @@ class JaxProfiler:
                 self._phases.begin(name, self._profiler.marker(name))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JaxProfilerConfig(TraceConfig):
-    """When JAX traces are recorded, and where they go. Names and defaults are those of xLSTM-JAX's ``JaxProfilerConfig``.
+JaxProfilerConfig.callback_class = JaxProfiler
 
-    Attributes:
-        every_n_epochs: Traces begin in epochs with a multiple of this number; -1 is every epoch.
-        every_n_steps: A further trace begins this number of steps after ``profile_first_step``, and so on; -1 is none.
-        main_process_only: Only process 0 records traces.
-        profile_every_n_minutes: A trace begins when that much time has passed since the last one, or since the training
-            started; negative is never, 0 is one after the other. With several recording processes, process 0 decides.
-        profile_first_step: A trace begins after this step, counted from 1; in a run that is resumed beyond it, after the
-            first step there is.
-        profile_n_steps: Number of steps in a trace.
-        profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that. A ``Path`` is kept as
-            text.
-        callback_class: The class that `create` makes.
 
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    callback_class: ClassVar[type[JaxProfiler]] = JaxProfiler
-
-    def create(self, trainer: Any = None, data_module: Any = None) -> JaxProfiler:
-        """Return a `JaxProfiler` of this configuration, for trainers that make their callbacks by it.
-
-        Args:
-            trainer: The trainer.
-            data_module: Not used.
-
-        Raises:
-            ConfigError: As `JaxProfiler` says.
-        """
-        return self.callback_class(self, trainer, data_module)
+def _log_dir(config: JaxProfilerConfig, trainer: Any, log_path: str | os.PathLike[str] | None) -> str:
+    """Return the folder of the traces, and make it."""
+    if trainer is not None and log_path is None:
+        log_path = getattr(trainer, "log_path", None)
+        if log_path is None:
+            raise ConfigError("JaxProfiler: the trainer has no log_path; give it one, or pass log_path=")
+    base = check_path("JaxProfiler: log_path", "." if log_path is None else log_path)
+    below = check_path("JaxProfilerConfig: profile_log_dir", config.profile_log_dir)
+    if storage.is_remote(below) or (not storage.is_remote(base) and Path(below).is_absolute()):
+        base, below = below, ""
+    folder = f"{base.rstrip('/')}/{below}".rstrip("/") or "/"
+    if not storage.is_remote(folder):
+        try:
+            storage.make_folders(Path(folder))
+        except OSError as error:
+            raise ConfigError(f"JaxProfiler: the log directory {folder} cannot be made: {error.strerror}") from error
+    return folder
 
 
 def _who(profiler: Profiler | None, index: int, count: int) -> ProcessInfo:
