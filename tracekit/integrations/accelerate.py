@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.batches import Counts
 from tracekit.integrations.hooks import method_hook, model_hook, recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
@@ -64,7 +64,7 @@ class AcceleratorRecorder:
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id: what is equal is not the same
         self._begun = False
         self._passes: list[_Pass] = []  # over loaders that are under way, an evaluation inside of the training
-        self._left = _Pass()  # what was read for a step that came only after the end of a pass
+        self._left = Counts()  # what was read for a step that came only after the end of a pass
         for container in ("_models", "_optimizers", "_dataloaders"):
             for prepared in getattr(accelerator, container, ()):
                 self._record(prepared)
@@ -177,8 +177,7 @@ class AcceleratorRecorder:
         self._passes.append(this)
         try:
             for batch in recorded_pass(self._profiler, loader, begin):
-                this.samples += samples_in(batch)
-                this.tokens += tokens_in(batch)
+                this.add(batch)
                 this.is_fresh = True
                 yield batch
                 self._step(this)
@@ -195,16 +194,12 @@ class AcceleratorRecorder:
         if not this.stepped:
             return
         ranks = int(self._accelerator.num_processes) if self._profiler.counts == "global" else 1
-        self._profiler.step((this.samples + self._left.samples) * ranks, (this.tokens + self._left.tokens) * ranks)
-        this.samples = this.tokens = self._left.samples = self._left.tokens = 0
+        samples, tokens = (sum(both) * ranks for both in zip(this.take(), self._left.take(), strict=True))
+        self._profiler.step(samples, tokens)
         this.stepped = False
 
 
-class _Pass:
-    """One pass over a loader: the samples and tokens since its last step, and whether it was stepped.
+class _Pass(Counts):
+    """One pass over a loader, and whether it was stepped. It is fresh when anything was read of it since the last step."""
 
-    It is fresh when anything was read of it since the last step of the optimizer.
-    """
-
-    samples = tokens = 0
     is_fresh = stepped = trained = False

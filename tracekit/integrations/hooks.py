@@ -52,7 +52,12 @@ def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
     if name not in getattr(owner, "__dict__", {name: None}):
         with suppress(AttributeError, TypeError):
             setattr(owner, name, value)
-            undo.callback(vars(owner).pop, name, None)
+            undo.callback(_restore, owner, name)
+
+
+def _restore(owner: Any, name: str) -> None:
+    with suppress(AttributeError):
+        delattr(owner, name)
 
 
 def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:

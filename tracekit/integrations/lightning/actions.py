@@ -176,10 +176,11 @@ class ActionSlices:
     def stop(self, action_name: str) -> None:
         """End the innermost slice of this name on this thread, and those that an exception has left open in it."""
         thread = self._threads.get(_get_ident())
-        if thread is not None and thread.open and thread.open[-1][0] == action_name:
-            self._end(thread.open.pop())
+        opened = thread.open if thread is not None else []
+        if opened and opened[-1][0] == action_name:
+            self._end(opened.pop())
         else:
-            self._stop_other(thread.open if thread is not None else [], action_name)
+            self._stop_other(opened, action_name)
 
     def _end(self, opened: _Open) -> None:
         _, kind, start_ns, handled = opened
