@@ -99,12 +99,11 @@ class RankReports:
     def collect(
         self, report: str, own: Any, *, reads: bool | None = None, step: object = None, timeout_s: float | None = None
     ) -> tuple[dict[int, Any], list[int]] | None:
-        """Send this rank's values for a report, and return those of all ranks and the missing ranks if this rank reads them.
+        """Send this rank's values, of JSON, and return those of all ranks and the missing ranks if this rank reads them.
 
-        All ranks make the same reports in the same order; a training step matches them better. ``own`` is a JSON
-        value. Where ``reads`` is None all ranks read: then rank 0 does, and forwards the values, since the store
-        would have to answer the square of the number of ranks otherwise. Values that may be of an earlier report are
-        left out.
+        All ranks make the same reports in the same order; a training step matches them better. Values that may be of an
+        earlier report are left out. Where ``reads`` is None all ranks read: then rank 0 does, and forwards the values,
+        since the store would have to answer the square of the number of ranks otherwise.
 
         Raises:
             TimerError: The store cannot be reached.

@@ -152,13 +152,8 @@ class ReportMarks:
     """Marks on a total that only grows, in ns: one for the timer itself, one for each report. Not thread-safe.
 
     Megatron's timers have one sum that every report may set back, so that the second of two reports shows nothing. Here a
-    reset drops, for every report, the time that this report has shown already, and no more:
-
-    * ``write(reset=True)`` and then ``log(reset=True)`` show the same;
-    * ``write(reset=False)`` and then ``log(reset=True)`` show the same, and both begin anew;
-    * a report that is asked every tenth time shows all ten.
-
-    The timer's own reading (`own`) is Megatron's: the time since the last reset by anybody.
+    reset drops, for every report, the time that this report has shown already, and no more: ``write`` and then
+    ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
     """
 
     __slots__ = ("_marks", "_own_ns", "_start_ns")

@@ -59,9 +59,8 @@ class Timers:
     Each call also appears in the trace of the active profiler, as slices of category "timer". It also works without
     a profiler, and without torch.
 
-    **Levels.** A timer is on if its level, from 0 to 2, is not above ``log_level``: 0 is for the iteration, 1 for what runs
-    once in each, 2 (the default of a timer) for what runs often in each. One that is off costs a dictionary lookup, and is
-    logged once.
+    **Levels.** A timer is on if its level is not above ``log_level``: 0 is for the iteration, 1 for what runs once in each, 2
+    (the default of a timer) for what runs often in each. One that is off costs a dictionary lookup, and is logged once.
 
     **Ranks.** `log`, `write`, `get_all_timers_string` and `gather` are to be called by every rank, with or without the same
     timers: those of one name belong together. They pass values through the store of torch.distributed. Only the rank that
@@ -69,10 +68,8 @@ class Timers:
     makes the same table from the traces of all ranks, without any of that. The ranks know each other's `Timers` by the file and
     line where they are made, those of one line by their order there; where that differs, give them the same ``name``.
 
-    **Reports.** No report takes from another: ``write`` and then ``log`` show the same,
-    although both reset. `Timer.reset` is what makes all of them begin anew.
-
-    Units: methods of timers, and ``writer`` keys, are in seconds; text says its unit.
+    **Reports.** No report takes from another: ``write`` and then ``log`` show the same, although both reset. `Timer.reset`
+    makes all of them begin anew. Methods of timers, and ``writer`` keys, are in seconds; text says its unit.
 
     Threads: any may use timers; reports belong to one.
 
@@ -276,14 +273,9 @@ class Timers:
             ConfigError: The normalizer is not above 0.
             TimerError: The writer or the iteration is of another type.
         """
-        takes_scalars = hasattr(writer, "add_scalar")
-        if writer is not None and not takes_scalars and not hasattr(writer, "log"):
+        if writer is not None and not hasattr(writer, "add_scalar") and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
-        for name, seconds in self._slowest("write", names, writer, iteration, normalizer, reset, barrier).items():
-            if takes_scalars:
-                writer.add_scalar(name, seconds, iteration)
-            else:
-                writer.log({name: seconds}, iteration)
+        self._write("write", names, writer, iteration, normalizer, reset, barrier)
 
     def write_to_wandb(
         self,
@@ -302,8 +294,7 @@ class Timers:
         """
         if writer is not None and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write_to_wandb takes wandb or a run of it, not {writer!r}")
-        for name, seconds in self._slowest("wandb", names, writer, iteration, normalizer, reset, barrier).items():
-            writer.log({name: seconds}, iteration)
+        self._write("wandb", names, writer, iteration, normalizer, reset, barrier)
 
     def get_global_min_max_time(
         self, names: Names = None, reset: bool = True, barrier: bool = False, normalizer: float = 1.0
@@ -354,17 +345,20 @@ class Timers:
         sums = self._sums("string", names, reset, barrier, normalizer)
         return sums_text(sums, names, option, float(normalizer) * unit)
 
-    def _slowest(
+    def _write(
         self, report: str, names: Names, writer: Any, iteration: Any, normalizer: float, reset: bool, barrier: bool
-    ) -> dict[str, float]:
-        """Return the seconds of the slowest rank by the name that a writer shows; nothing for no writer."""
+    ) -> None:
         try:
             step = None if iteration is None else int(iteration)  # also tensors and NumPy's numbers
         except (TypeError, ValueError, OverflowError) as error:
             raise TimerError(f"iteration must be a whole number or None, not {iteration!r}") from error
         sums = self._sums(report, names, reset, barrier, normalizer, reads=writer is not None, step=step)
-        scale = _SECOND_NS * float(normalizer)
-        return {f"{name}-time": max(ns.values()) / scale for name, ns in used_sums(sums, names).items()}
+        for name, sums_ns in used_sums(sums, names).items():
+            seconds = max(sums_ns.values()) / (_SECOND_NS * float(normalizer))
+            if report == "write" and hasattr(writer, "add_scalar"):
+                writer.add_scalar(f"{name}-time", seconds, iteration)
+            else:
+                writer.log({f"{name}-time": seconds}, iteration)
 
     def _sums(
         self,

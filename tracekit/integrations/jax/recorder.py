@@ -43,10 +43,9 @@ HEARTBEAT_S: Final = 30.0
 class TraceRecorder:
     """Begins and ends JAX traces. Used by the training thread.
 
-    JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several
-    hosts are in different folders, which XProf shows as different runs. Here each process records into its own
-    folder, hidden in the log directory, and moves its files to ``plugins/profile/step_<first
-    step>/process<index>-<host>.*``, which is the same folder for all processes of a run.
+    JAX names its files by host and second: processes of one host overwrite each other's, and XProf shows those of several
+    hosts as different runs. Here each process records into a folder of its own, hidden in the log directory, and moves its
+    files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, the same folder for all processes of a run.
     """
 
     jax: Any

@@ -1,10 +1,8 @@
 """Lightning itself, under either of its names, and hooks in a Trainer: listen to its actions, and record its workers.
 
-Lightning reports all its actions to ``trainer.profiler``, by ``start`` and ``stop``. A hook replaces these two methods of that
-one object. It also replaces the methods of the loggers, because Lightning does not report them. It is removed after the run.
-
-A listener has ``start(action_name)`` and ``stop(action_name)``, called on the thread of the action, and ``close()``, which ends
-its open slices.
+Lightning reports its actions to ``trainer.profiler``, by ``start`` and ``stop``, but not those of loggers. Hooks replace these
+methods of single objects during a run. A listener has ``start(action_name)`` and ``stop(action_name)``, called on the thread of
+the action, and ``close()``, which ends its open slices.
 """
 
 from __future__ import annotations
