@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import JaxProfilerConfig, Windows
+from tracekit.integrations.jax.windows import TraceConfig, Windows
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
 
@@ -30,7 +30,7 @@ class JaxWindow(Source):
     def __init__(self, folder: str, *, with_stack: bool) -> None:
         self._folder = folder
         self._with_stack = with_stack
-        self._windows = Windows(JaxProfilerConfig())
+        self._windows = Windows(TraceConfig())
         self._recorder: Recorder | None = None
         self._traces: TraceRecorder | None = None
         self._given_up = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tracekit.integrations.jax.annotations import JaxAnnotations
-from tracekit.integrations.jax.profiler import JaxProfiler
-from tracekit.integrations.jax.windows import JaxProfilerConfig
+from tracekit.integrations.jax.profiler import JaxProfiler, JaxProfilerConfig
 
 __all__ = ["JaxAnnotations", "JaxProfiler", "JaxProfilerConfig"]

@@ -53,11 +53,11 @@ class TraceRecorder:
     windows: Windows
     report: Callable[[BaseException], None]
     clock: Clock
-    process: ProcessInfo
-    index: int
     options: Any
     annotates: bool
     background: bool
+    process: ProcessInfo | None = None
+    index: int = 0
     profiler: Recorder | None = None
     traces: list[str] = field(default_factory=list)
     _folder: Path | None = field(default=None, init=False)  # of the trace that runs
@@ -102,7 +102,7 @@ class TraceRecorder:
 
     def _anchor(self, first_step: int) -> None:
         """Write the time into the trace, because JAX does not write the start of the times."""
-        who = {name: getattr(self.process, name) or default for name, default in _IDENTITY.items()}
+        who = {name: getattr(self.process, name, None) or default for name, default in _IDENTITY.items()}
         try:
             for _ in range(_ANCHORS):
                 with self.jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
@@ -189,12 +189,18 @@ class TraceRecorder:
     def _move(self, folder: Path, first_step: int) -> list[str]:
         """Move the files to their place, and remove the folder; a `StorageError` says where they are left."""
         found = sorted(file for file in folder.rglob("*") if file.is_file())
-        hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
-        names = {file: self._name(file.name, hosts) for file in found}
+        hosts = sorted({file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}, key=len)
+        is_private = self.process is not None and self.process.private
+        names: dict[Path, str] = {}
+        for file in found:
+            # JAX names files by the host; they get the number of the process, and keep the host where it is not private.
+            host = next((host for host in reversed(hosts) if file.name.startswith(f"{host}.")), "")
+            rest = file.name.removeprefix(f"{host}.")
+            names[file] = f"process{self.index}{'' if is_private or not host else f'-{host}'}.{rest}"
         try:
             session = self._session(first_step, list(names.values()))
             for file, name in names.items():
-                if self.process.private and name.endswith(_XPLANE):
+                if is_private and name.endswith(_XPLANE):
                     _hide_host(file)
                 target = f"{session}/{name}"
                 if storage.is_remote(target):
@@ -207,14 +213,6 @@ class TraceRecorder:
             raise StorageError(f"{error}; the JAX trace is left in {folder}") from error
         shutil.rmtree(folder, ignore_errors=True)
         return [f"{session}/{name}" for name in names.values()]
-
-    def _name(self, name: str, hosts: set[str]) -> str:
-        """Return the name that a file gets: with the number of the process, and without the host where that is private."""
-        own = f"process{self.index}"
-        for host in sorted(hosts, key=len, reverse=True):
-            if name.startswith(f"{host}."):
-                return f"{own}{name.removeprefix(host)}" if self.process.private else f"{own}-{name}"
-        return f"{own}.{name}"
 
     def _session(self, first_step: int, names: list[str]) -> str:
         """Return a folder without files of this process: the log directory may hold an earlier run."""

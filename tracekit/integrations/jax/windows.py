@@ -1,4 +1,4 @@
-"""JaxProfilerConfig and Windows: when JAX traces begin and end. Uses neither JAX nor a clock."""
+"""TraceConfig and Windows: when JAX traces begin and end. Uses neither JAX nor a clock."""
 
 from __future__ import annotations
 
@@ -6,39 +6,17 @@ import math
 import os
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, Final
 
 from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tracekit.integrations.jax.profiler import JaxProfiler
 
 _MINUTE_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JaxProfilerConfig:
-    """When JAX traces are recorded, and where they go. Names and defaults are those of xLSTM-JAX's ``JaxProfilerConfig``.
-
-    Attributes:
-        every_n_epochs: Traces begin in epochs with a multiple of this number; -1 is every epoch.
-        every_n_steps: A further trace begins this number of steps after ``profile_first_step``, and so on; -1 is none.
-        main_process_only: Only process 0 records traces.
-        profile_every_n_minutes: A trace begins when that much time has passed since the last one, or since the training
-            started; negative is never, 0 is one after the other. With several recording processes, process 0 decides.
-        profile_first_step: A trace begins after this step, counted from 1; in a run that is resumed beyond it, after the
-            first step there is.
-        profile_n_steps: Number of steps in a trace.
-        profile_log_dir: Folder of the traces, below the log path; an absolute path or URL replaces that. A ``Path`` is kept as
-            text.
-        callback_class: The class that `create` makes.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    callback_class: ClassVar[type[Any]]  # set by its module; libraries of configurations resolve all types
+class TraceConfig:
+    """The checked fields of `JaxProfilerConfig`, without the class that they configure."""
 
     every_n_epochs: int = -1
     every_n_steps: int = -1
@@ -73,15 +51,6 @@ class JaxProfilerConfig:
     def to_dict(self) -> dict[str, int | float | bool | str]:
         """Return the fields and their values."""
         return asdict(self)
-
-    def create(self, trainer: Any = None, data_module: Any = None) -> JaxProfiler:
-        """Return a `JaxProfiler` of this configuration, for trainers that make their callbacks by it.
-
-        Raises:
-            ConfigError: As `JaxProfiler` says.
-        """
-        made: JaxProfiler = self.callback_class(self, trainer, data_module)
-        return made
 
 
 class Decision(Enum):
@@ -118,7 +87,7 @@ class Windows:
     thread; `announce` may be called by any other.
     """
 
-    def __init__(self, config: JaxProfilerConfig) -> None:
+    def __init__(self, config: TraceConfig) -> None:
         self.agreed = False  # several processes must agree: `announce` begins a trace, and the time alone does not
         self.first_step: int | None = None  # the running trace began after this step
         self.last_ns = 0  # start of the time until the next trace, by the monotonic clock
