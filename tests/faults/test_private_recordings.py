@@ -14,7 +14,8 @@ import pytest
 from tests.faults import Child, bites, in_the_long_run, opens, read_trace, writers
 from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, StorageError, merge_traces, storage
 from tracekit.cli import main
-from tracekit.timers.sinks import JSONLinesSink
+from tracekit.statistics import DurationStatistics
+from tracekit.timers import JSONLinesSink, TimerTable
 
 if TYPE_CHECKING:
     from tests.perfetto import Engine
@@ -312,7 +313,9 @@ def test_outputs_of_commands_are_for_their_user_alone_whatever_the_umask_and_the
                 trace = torn if arguments[0] == "recover" else source
                 assert main([*arguments, str(trace), "-o", str(output)]) == 0, arguments
         assert main(["convert", str(source), str(tmp_path / "new" / "converted.pftrace")]) == 0
-        JSONLinesSink(tmp_path / "new" / "timers" / "timers.jsonl")._append("{}\n")
+        JSONLinesSink(tmp_path / "new" / "timers" / "timers.jsonl").write(
+            TimerTable({0: {"x": DurationStatistics([1])}}), 1
+        )
         with storage.atomic_write(str(tmp_path / "new" / "others" / "x"), mode=0o640) as file:
             file.write(b"x")
     finally:

@@ -17,7 +17,7 @@ from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, train_loade
 from tracekit import MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning import TimeProfiler
 from tracekit.integrations.lightning.actions import PARTS
-from tracekit.integrations.lightning.time_values import ALL_KEYS
+from tracekit.integrations.lightning.loop_timer import ALL_KEYS
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:

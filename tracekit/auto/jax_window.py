@@ -8,9 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tracekit.clock import SYSTEM_CLOCK
-from tracekit.integrations.jax.config import TraceConfig
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import Windows
+from tracekit.integrations.jax.windows import TraceConfig, Windows
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
 

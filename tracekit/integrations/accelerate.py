@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.batches import Counts
 from tracekit.integrations.hooks import method_hook, model_hook, recorded_pass, watch
 from tracekit.timestamp import Timestamp
 
@@ -60,11 +60,11 @@ class AcceleratorRecorder:
     def __init__(self, accelerator: Any, profiler: Profiler) -> None:
         self._accelerator = accelerator
         self._profiler = profiler
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id: what is equal is not the same
         self._begun = False
         self._passes: list[_Pass] = []  # over loaders that are under way, an evaluation inside of the training
-        self._left = _Pass()  # what was read for a step that came only after the end of a pass
+        self._left = Counts()  # what was read for a step that came only after the end of a pass
         for container in ("_models", "_optimizers", "_dataloaders"):
             for prepared in getattr(accelerator, container, ()):
                 self._record(prepared)
@@ -85,8 +85,7 @@ class AcceleratorRecorder:
         """Restore the accelerator and its prepared objects."""
         for this in self._passes:
             self._step(this)
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
 
     def state_dict(self) -> dict[str, int]:
         """Return the training time, for Accelerate's checkpoints; a step that was made is in it."""
@@ -105,7 +104,7 @@ class AcceleratorRecorder:
         if function is None:
             return
         setattr(self._accelerator, method, method_hook(recorded(function), self._accelerator, method))
-        self._undo.append(functools.partial(delattr, self._accelerator, method))
+        self._undo.callback(delattr, self._accelerator, method)
 
     def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
@@ -127,16 +126,18 @@ class AcceleratorRecorder:
         if hasattr(prepared, "register_forward_pre_hook"):
             before = prepared.register_forward_pre_hook(model_hook(self._before_forward))
             after = prepared.register_forward_hook(model_hook(self._after_forward), always_call=True)
-            self._undo += before.remove, after.remove
+            self._undo.callback(before.remove)
+            self._undo.callback(after.remove)
         elif hasattr(prepared, "param_groups"):
             # The hooks of torch's optimizer are called for the steps that are made, and not while gradients accumulate.
             optimizer = getattr(prepared, "optimizer", prepared)
             with suppress(AttributeError):  # of another library
                 before = optimizer.register_step_pre_hook(model_hook(self._before_step))
                 after = optimizer.register_step_post_hook(model_hook(self._after_step))
-                self._undo += before.remove, after.remove
+                self._undo.callback(before.remove)
+                self._undo.callback(after.remove)
         elif hasattr(prepared, "dataset"):
-            self._undo.append(watch(prepared, self._pass))
+            self._undo.callback(watch(prepared, self._pass))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 
@@ -176,8 +177,7 @@ class AcceleratorRecorder:
         self._passes.append(this)
         try:
             for batch in recorded_pass(self._profiler, loader, begin):
-                this.samples += samples_in(batch)
-                this.tokens += tokens_in(batch)
+                this.add(batch)
                 this.is_fresh = True
                 yield batch
                 self._step(this)
@@ -194,16 +194,12 @@ class AcceleratorRecorder:
         if not this.stepped:
             return
         ranks = int(self._accelerator.num_processes) if self._profiler.counts == "global" else 1
-        self._profiler.step((this.samples + self._left.samples) * ranks, (this.tokens + self._left.tokens) * ranks)
-        this.samples = this.tokens = self._left.samples = self._left.tokens = 0
+        samples, tokens = (sum(both) * ranks for both in zip(this.take(), self._left.take(), strict=True))
+        self._profiler.step(samples, tokens)
         this.stepped = False
 
 
-class _Pass:
-    """One pass over a loader: the samples and tokens since its last step, and whether it was stepped.
+class _Pass(Counts):
+    """One pass over a loader, and whether it was stepped. It is fresh when anything was read of it since the last step."""
 
-    It is fresh when anything was read of it since the last step of the optimizer.
-    """
-
-    samples = tokens = 0
     is_fresh = stepped = trained = False

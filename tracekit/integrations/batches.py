@@ -47,6 +47,23 @@ def tokens_in(batch: Any) -> int:
         return 0
 
 
+class Counts:
+    """Samples and tokens of the batches that were read since the last step."""
+
+    samples = tokens = 0
+
+    def add(self, batch: Any) -> None:
+        """Count a batch."""
+        self.samples += samples_in(batch)
+        self.tokens += tokens_in(batch)
+
+    def take(self) -> tuple[int, int]:
+        """Return samples and tokens, and begin anew."""
+        taken = self.samples, self.tokens
+        self.samples = self.tokens = 0
+        return taken
+
+
 def _sizes(part: Any) -> list[int]:
     """Return the possible numbers of samples in a part of a batch, the likeliest first."""
     if part is None or _is_value(part):

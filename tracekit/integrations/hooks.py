@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.recording.loaders import recording_loader
@@ -47,25 +47,17 @@ def method_hook(function: Callable[..., Any], owner: object, name: str) -> Hook:
     return Hook(function, owner, name)
 
 
-class Replacements:
-    """Methods of single objects that are replaced until `restore`."""
+def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replace a method until ``undo`` closes, unless the instance has one of its own, or takes no attributes."""
+    if name not in getattr(owner, "__dict__", {name: None}):
+        with suppress(AttributeError, TypeError):
+            setattr(owner, name, value)
+            undo.callback(_restore, owner, name)
 
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str]] = []
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace a method, unless the instance has an attribute of this name already, or takes no attributes."""
-        if name not in getattr(owner, "__dict__", {name: None}):
-            with suppress(AttributeError, TypeError):
-                setattr(owner, name, value)
-                self._replaced.append((owner, name))
-
-    def restore(self) -> None:
-        """Remove all replacements."""
-        while self._replaced:
-            owner, name = self._replaced.pop()
-            with suppress(AttributeError):
-                delattr(owner, name)
+def _restore(owner: Any, name: str) -> None:
+    with suppress(AttributeError):
+        delattr(owner, name)
 
 
 def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]) -> Callable[[], None]:
@@ -80,21 +72,12 @@ def watch(loader: Any, through: Callable[[Any, Callable[[], Iterator[Any]]], Ite
     def iterate(self: Any) -> Iterator[Any]:
         return through(self, lambda: kind.__iter__(self))
 
-    names = {
-        "__iter__": iterate,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-    }
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     try:
-        _CLASS.__set__(loader, type(kind.__name__, (kind,), names))
+        _CLASS.__set__(loader, type(kind.__name__, (kind,), {**names, "__iter__": iterate}))
     except TypeError:  # a list, an object with slots ...
         return lambda: None
-
-    def unwatch() -> None:
-        _CLASS.__set__(loader, kind)
-
-    return unwatch
+    return functools.partial(_CLASS.__set__, loader, kind)
 
 
 def recorded_pass(profiler: Profiler, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:

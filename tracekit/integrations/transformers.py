@@ -6,13 +6,14 @@ import functools
 import logging
 import math
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from transformers import TrainerCallback
 from transformers.utils.import_utils import is_torchdynamo_compiling
 
 from tracekit.errors import TimeError
-from tracekit.integrations.batches import samples_in, tokens_in
+from tracekit.integrations.batches import Counts
 from tracekit.integrations.hooks import model_hook, recorded_pass, watch
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.timestamp import Timestamp
@@ -39,6 +40,18 @@ def _harmless(method: F) -> F:
             self.profiler.report_failure("TracekitCallback", error)
 
     return called  # type: ignore[return-value]
+
+
+def _event(*, ends: str = "", begins: str = "") -> Any:
+    """Return the method for an event of the Trainer at which a slice ends, and another begins."""
+
+    @_harmless
+    def on_event(self: TracekitCallback, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._open.end(ends)
+        if begins:
+            self._begin(begins)
+
+    return on_event
 
 
 class TracekitCallback(TrainerCallback):
@@ -73,11 +86,10 @@ class TracekitCallback(TrainerCallback):
         self._is_mine = False
         self._thread = threading.get_ident()  # of the training
         self._open = NestedMarkers()
-        self._undo: list[Callable[[], object]] = []
+        self._undo = ExitStack()
         # Of this rank since the last step: as read from the loader, which in the first epoch of a resumed run is another one
         # than the Trainer shows, and as seen by the model, which is silent when it is compiled, and may be called twice.
-        self._loaded = [0, 0]
-        self._modelled = [0, 0]
+        self._loaded, self._modelled = Counts(), Counts()
         self._tokens_seen = 0  # by the Trainer
 
     # ---- life ---------------------------------------------------------------------------------------------------------
@@ -105,16 +117,17 @@ class TracekitCallback(TrainerCallback):
             self.profiler.stop()
 
     def _end_all(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        self._undo.close()
         self._open.close()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 
-    @_harmless
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Begin the slice of the epoch."""
-        self._begin("epoch")
+    on_epoch_begin = _event(begins="epoch")
+    # A batch that is not the last of its step is over, and the next one begins.
+    on_substep_end = _event(ends="training step", begins="training step")
+    on_pre_optimizer_step = _event(ends="training step", begins="optimizer")
+    on_optimizer_step = _event(ends="optimizer")
+    on_save = _event(ends="save")
 
     @_harmless
     def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
@@ -131,33 +144,16 @@ class TracekitCallback(TrainerCallback):
         self._begin("training step")
 
     @_harmless
-    def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """A batch that is not the last of its step is over, and the next one begins."""
-        self._open.end("training step")
-        self._begin("training step")
-
-    @_harmless
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """The last batch of the step is over, and the optimizer comes."""
-        self._open.end("training step")
-        self._begin("optimizer")
-
-    @_harmless
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """The optimizer is done."""
-        self._open.end("optimizer")
-
-    @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Pass to the next batch of the profiler."""
         self._open.end("optimizer")
         self._open.end("training step")
         whole = args.train_batch_size * args.gradient_accumulation_steps
-        samples, tokens = self._loaded if any(self._loaded) else self._modelled
+        loaded, modelled = self._loaded.take(), self._modelled.take()
+        samples, tokens = loaded if any(loaded) else modelled
         if samples > whole:  # the loss calls the model more than once
             samples, tokens = whole, tokens * whole // samples
         samples = samples or whole
-        self._modelled, self._loaded = [0, 0], [0, 0]
         if self.profiler.counts == "global":
             samples, tokens = samples * args.world_size, tokens * args.world_size
             if state.num_input_tokens_seen > self._tokens_seen:
@@ -181,11 +177,6 @@ class TracekitCallback(TrainerCallback):
         if control.should_save:
             self._begin("save")
 
-    @_harmless
-    def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """A checkpoint is written."""
-        self._open.end("save")
-
     def _expect(self, control: Any, *, logged: bool = False) -> None:
         """Begin the slice of the Trainer's next action: it logs, evaluates and saves, and reports the end of each."""
         if control.should_log and not logged:
@@ -205,13 +196,14 @@ class TracekitCallback(TrainerCallback):
         if hasattr(model, "register_forward_pre_hook"):
             before = model.register_forward_pre_hook(model_hook(self._before_forward), with_kwargs=True)
             after = model.register_forward_hook(model_hook(self._after_forward), always_call=True)
-            self._undo += before.remove, after.remove
+            self._undo.callback(before.remove)
+            self._undo.callback(after.remove)
         if loader is not None:
-            self._undo.append(watch(loader, self._pass))
+            self._undo.callback(watch(loader, self._pass))
 
     def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         for batch in recorded_pass(self.profiler, loader, begin):
-            _count(batch, self._loaded)
+            self._loaded.add(batch)
             yield batch
 
     def _before_forward(self, model: Any, args: Any, named: Any) -> None:
@@ -223,7 +215,7 @@ class TracekitCallback(TrainerCallback):
             self._begin("eval forward")
             return
         self._open.end("backward")
-        _count(named or args, self._modelled)
+        self._modelled.add(named or args)
         self._begin("forward")
 
     def _after_forward(self, model: Any, _args: Any, output: Any) -> None:
@@ -244,7 +236,7 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def _resume(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._end_all()  # of a training that an exception has ended
-        self._modelled, self._loaded = [0, 0], [0, 0]
+        self._loaded, self._modelled = Counts(), Counts()
         self._tokens_seen = state.num_input_tokens_seen
         if int(self.profiler.timestamp.batch) != state.global_step:
             self.profiler.resume_at(self._saved(state) or self._computed(args, state, named.get("train_dataloader")))
@@ -282,8 +274,3 @@ class TracekitCallback(TrainerCallback):
             batch_in_epoch=in_epoch,
             sample_in_epoch=in_epoch * samples,
         )
-
-
-def _count(batch: Any, counts: list[int]) -> None:
-    counts[0] += samples_in(batch)
-    counts[1] += tokens_in(batch)

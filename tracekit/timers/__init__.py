@@ -12,7 +12,6 @@
     print(read_timers("traces/RUN/").text())         # of all ranks, from their traces, afterwards
 """
 
-from tracekit.timers.base import DummyTimer, OffTimer, TimerBase
 from tracekit.timers.sinks import (
     CSVSink,
     JSONLinesSink,
@@ -24,7 +23,7 @@ from tracekit.timers.sinks import (
     metrics,
 )
 from tracekit.timers.table import Row, TimerTable
-from tracekit.timers.timer import Timer
+from tracekit.timers.timer import DummyTimer, OffTimer, Timer, TimerBase
 from tracekit.timers.timers import Timers
 from tracekit.timers.trace_files import read_timers
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.arguments import check_path
 from tracekit.errors import ConfigError, StorageError
-from tracekit.statistics import DurationStatistics
 from tracekit.storage import PRIVATE_MODE, is_remote, make_folders
-from tracekit.timers.table import numbers
+from tracekit.timers.table import NUMBERS, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.timers.table import TimerTable
 
-_COLUMNS: Final = ("step", "timer", "rank", *numbers(DurationStatistics()))
+_COLUMNS: Final = ("step", "timer", "rank", *NUMBERS)
 _NOT_IN_MLFLOW: Final = re.compile(r"[^\w\-. /]")  # characters that MLflow refuses in the name of a metric
 
 
@@ -47,25 +46,16 @@ def metrics(table: TimerTable, prefix: str = "timer") -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name in table.names:
-        by_rank = table.of(name)
-        slowest = table.slowest(name)
-        if slowest is None:
+        fastest, slowest = table.fastest(name), table.slowest(name)
+        if fastest is None or slowest is None:
             continue
         values = numbers(table.across(name))
         if len(table.ranks) > 1:
-            values["rank_total_min_s"] = min(statistics.total_ns for statistics in by_rank.values()) / 1e9
-            values["rank_total_max_s"] = by_rank[slowest].total_ns / 1e9
+            values["rank_total_min_s"] = table.of(name)[fastest].total_ns / 1e9
+            values["rank_total_max_s"] = table.of(name)[slowest].total_ns / 1e9
             values["slowest_rank"] = slowest
         found.update({f"{prefix}/{name}/{key}": value for key, value in values.items()})
     return found
-
-
-def _records(table: TimerTable, step: int) -> list[dict[str, Any]]:
-    """Return a table as flat records: the step, the timer, the rank ("all", or its number) and the numbers."""
-    return [
-        {"step": step, "timer": row.timer, "rank": "all" if row.rank is None else row.rank, **numbers(row.statistics)}
-        for row in table.rows()
-    ]
 
 
 class TextSink:
@@ -93,15 +83,25 @@ class _FileSink:
             raise ConfigError(f"{type(self).__name__} appends to a local file, which {name} is not")
         self._path = Path(name)
 
-    def _append(self, text: str) -> None:
-        if not text:
+    def write(self, table: TimerTable, step: int) -> None:
+        """Write a table."""
+        records = [
+            {"step": step, "timer": row.timer, "rank": "all" if row.rank is None else row.rank}
+            | numbers(row.statistics)
+            for row in table.rows()
+        ]
+        if not records:
             return
+        text = self._text(records)
         try:
             make_folders(self._path.parent)
             with open(self._path, "a", encoding="utf-8", newline="", opener=_private) as file:
                 file.write(text)
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+
+    def _text(self, records: list[dict[str, Any]]) -> str:
+        raise NotImplementedError
 
 
 def _private(path: str, flags: int) -> int:
@@ -122,29 +122,27 @@ class CSVSink(_FileSink):
         StorageError: It has other columns, or cannot be written.
     """
 
-    def write(self, table: TimerTable, step: int) -> None:
-        """Write a table."""
+    def _text(self, records: list[dict[str, Any]]) -> str:
         text = io.StringIO()
         lines = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        rows = _records(table, step)
-        if rows and self._is_new():
+        if not self._has_head():
             lines.writeheader()
-        lines.writerows(rows)
-        self._append(text.getvalue())
+        lines.writerows(records)
+        return text.getvalue()
 
-    def _is_new(self) -> bool:
+    def _has_head(self) -> bool:
         try:
             with self._path.open(encoding="utf-8", newline="") as file:
                 head = file.readline()
         except FileNotFoundError:
-            return True
+            return False
         except (OSError, UnicodeDecodeError) as error:
             raise StorageError(f"{self._path}: cannot be read: {error}") from error
         if head and head.strip() != ",".join(_COLUMNS):
             raise StorageError(
                 f"{self._path}: its first line is not the head of a table of timers; choose another file"
             )
-        return not head
+        return bool(head)
 
 
 class JSONLinesSink(_FileSink):
@@ -158,9 +156,8 @@ class JSONLinesSink(_FileSink):
         StorageError: It cannot be written.
     """
 
-    def write(self, table: TimerTable, step: int) -> None:
-        """Write a table."""
-        self._append("".join(json.dumps(record) + "\n" for record in _records(table, step)))
+    def _text(self, records: list[dict[str, Any]]) -> str:
+        return "".join(json.dumps(record) + "\n" for record in records)
 
 
 class TensorBoardSink:

@@ -6,61 +6,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.statistics import DurationStatistics
-from tracekit.wording import align_columns
+from tracekit.wording import align_columns, rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     Sums = Mapping[int, Mapping[str, int]]
 
-_TITLES: Final = {
-    "max": "max time across ranks",
-    "minmax": "(min, max) time across ranks",
-    "all": "times across ranks",
-}
-LOG_OPTIONS: Final = tuple(_TITLES)
-
+TITLES: Final = {"max": "max time across ranks", "minmax": "(min, max) time across ranks", "all": "times across ranks"}
 _NAME_WIDTH: Final = 48
 _MS: Final = 1e6
-_COLUMNS: Final = ("calls", "total ms", "mean ms", "stdev ms", "min ms", "p50 ms", "p95 ms", "p99 ms", "max ms")
 
 
-def names_of(sums: Mapping[int, Mapping[str, object]], names: Sequence[str] | None = None) -> list[str]:
+def names_of(ranks: Mapping[int, Mapping[str, object]], names: Sequence[str] | None = None) -> list[str]:
     """Return the names asked for, or, for None, those of the lowest rank and then those that only others have."""
-    if names is None:
-        names = [name for rank in sorted(sums) for name in sums[rank]]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys([name for rank in sorted(ranks) for name in ranks[rank]] if names is None else names))
 
 
-def min_max(sums: Sums, name: str) -> tuple[int, int] | None:
-    """Return the smallest and the largest sum of a timer, ns, of the ranks that have used it; None where nobody has."""
-    found = [timers[name] for timers in sums.values() if timers.get(name, 0) > 0]
-    return (min(found), max(found)) if found else None
+def used_sums(sums: Sums, names: Sequence[str] | None) -> dict[str, dict[int, int]]:
+    """Return the sums in ns by name, and by rank in order, of the ranks that have used a timer."""
+    by_name = {name: {rank: sums[rank].get(name, 0) for rank in sorted(sums)} for name in names_of(sums, names)}
+    used = {name: {rank: sum_ns for rank, sum_ns in found.items() if sum_ns > 0} for name, found in by_name.items()}
+    return {name: found for name, found in used.items() if found}
 
 
-def sums_text(sums: Sums, names: Sequence[str], option: str, normalizer: float = 1.0) -> str | None:
+def sums_text(sums: Sums, names: Sequence[str] | None, option: str, normalizer: float = 1.0) -> str | None:
     """Return Megatron's report of sums in ns by rank and name, without a newline at its end; None for an empty one.
 
     The lines are Megatron's, but for one thing: the header gives the unit of the values, so with a normalizer N, such
     as the number of iterations, it is "(ms / N)" instead of "(ms)". The option is "max" (the slowest rank's),
     "minmax", or "all".
     """
-    scale = _MS * normalizer
     lines = []
-    for name in names:
-        extremes = min_max(sums, name)
-        if extremes is None:
-            continue
-        low, high = extremes[0] / scale, extremes[1] / scale
+    for name, found in used_sums(sums, names).items():
+        values = {rank: f"{sum_ns / (_MS * normalizer):.2f}" for rank, sum_ns in found.items()}
+        low, high = (values[extreme(found, key=found.__getitem__)] for extreme in (min, max))
         if option == "all":
-            used = {rank: sums[rank][name] for rank in sorted(sums) if sums[rank].get(name, 0) > 0}
-            lines.append(f"  {name}:")
-            lines += [f"     rank {rank:2d}: {sum_ns / scale:.2f}" for rank, sum_ns in used.items()]
+            lines += [f"  {name}:", *(f"     rank {rank:2d}: {value}" for rank, value in values.items())]
         else:
-            value = f"{high:.2f}" if option == "max" else f"({low:.2f}, {high:.2f})"
-            lines.append(f"    {name + ' ':.<{_NAME_WIDTH}}: {value}")
+            lines.append(f"    {name + ' ':.<{_NAME_WIDTH}}: {high if option == 'max' else f'({low}, {high})'}")
     unit = "ms" if normalizer == 1 else f"ms / {normalizer:g}"
-    return "\n".join([f"{_TITLES[option]} ({unit}):", *lines]) if lines else None
+    return "\n".join([f"{TITLES[option]} ({unit}):", *lines]) if lines else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +83,8 @@ class TimerTable:
 
     def of(self, name: str) -> dict[int, DurationStatistics]:
         """Return the statistics of the ranks that have used a timer, by rank."""
-        return {
-            rank: self.ranks[rank][name]
-            for rank in sorted(self.ranks)
-            if name in self.ranks[rank] and self.ranks[rank][name].count
-        }
+        found = {rank: self.ranks[rank].get(name) for rank in sorted(self.ranks)}
+        return {rank: statistics for rank, statistics in found.items() if statistics is not None and statistics.count}
 
     def across(self, name: str) -> DurationStatistics:
         """Return the statistics of all ranks' calls of a timer together."""
@@ -110,12 +93,12 @@ class TimerTable:
     def slowest(self, name: str) -> int | None:
         """Return the rank with the largest total of a timer, the lowest such rank; None where nobody has used it."""
         found = self.of(name)
-        return max(found, key=lambda rank: (found[rank].total_ns, -rank)) if found else None
+        return max(found, key=lambda rank: found[rank].total_ns, default=None)
 
     def fastest(self, name: str) -> int | None:
         """Return the rank with the smallest total of a timer, the lowest such rank; None where nobody has used it."""
         found = self.of(name)
-        return min(found, key=lambda rank: (found[rank].total_ns, rank)) if found else None
+        return min(found, key=lambda rank: found[rank].total_ns, default=None)
 
     def text(self) -> str:
         """Return the statistics of all timers as a table in milliseconds, one line a timer.
@@ -124,7 +107,8 @@ class TimerTable:
         exact to 0.8 % (see `tracekit.statistics`).
         """
         has_ranks = len(self.ranks) > 1
-        rows = [["timer", *_COLUMNS, *(["slowest rank", "its total ms"] if has_ranks else [])]]
+        titles = [name.replace("_s", " ms") for name in NUMBERS[1:]]
+        rows = [["timer", "calls", *titles, *(["slowest rank", "its total ms"] if has_ranks else [])]]
         for name in self.names:
             if (slowest := self.slowest(name)) is not None:
                 count, *times = numbers(self.across(name)).values()
@@ -134,19 +118,16 @@ class TimerTable:
         if len(rows) == 1:
             text.append("(no timer has been used)")
         if self.missing:
-            text.append(f"without rank {', '.join(map(str, self.missing))}, which did not report")
+            text.append(f"without {rank_spans(self.missing)}, which did not report")
         return "\n".join(text)
 
     def rows(self) -> Iterator[Row]:
         """Yield each timer's row of all ranks together, and, where there are several ranks, one for each that has used it."""
         for name in self.names:
-            found = self.of(name)
-            if not found:
-                continue
-            yield Row(name, None, self.across(name))
-            if len(self.ranks) > 1:
-                for rank, statistics in found.items():
-                    yield Row(name, rank, statistics)
+            if found := self.of(name):
+                yield Row(name, None, self.across(name))
+                if len(self.ranks) > 1:
+                    yield from (Row(name, rank, statistics) for rank, statistics in found.items())
 
     def merged_with(self, other: TimerTable) -> TimerTable:
         """Return the table of the calls of both: those of one rank and name are put together."""
@@ -155,9 +136,8 @@ class TimerTable:
             for rank, timers in table.ranks.items():
                 own = ranks.setdefault(rank, {})
                 for name, statistics in timers.items():
-                    own[name] = DurationStatistics.merged([own.get(name, DurationStatistics()), statistics])
-        missing = (set(self.missing) | set(other.missing)) - set(ranks)
-        return TimerTable(ranks, tuple(sorted(missing)))
+                    own.setdefault(name, DurationStatistics()).merge(statistics)
+        return TimerTable(ranks, tuple(sorted({*self.missing, *other.missing} - set(ranks))))
 
 
 def numbers(statistics: DurationStatistics) -> dict[str, float]:
@@ -171,3 +151,6 @@ def numbers(statistics: DurationStatistics) -> dict[str, float]:
         "max_s": statistics.max_ns,
     }
     return {"count": statistics.count, **{name: time_ns / 1e9 for name, time_ns in times_ns.items()}}
+
+
+NUMBERS: Final = tuple(numbers(DurationStatistics()))

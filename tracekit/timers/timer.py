@@ -10,9 +10,10 @@ import math
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import TimerError
@@ -20,8 +21,7 @@ from tracekit.notices import WarnOnce
 from tracekit.recording.lifecycle import marker as module_marker
 from tracekit.recording.tasks import current_owner
 from tracekit.statistics import DurationStatistics
-from tracekit.timers.base import TimerBase
-from tracekit.timers.device import DeviceEvents, cuda_available, device_mode, synchronize
+from tracekit.timers.device import DeviceEvents, device_mode, synchronize
 from tracekit.timers.ranks import wait_at_barrier
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.recording.marker import Marker
-
-    MakeMarker = Callable[[str, tuple[str, ...]], Marker]
-    Barrier = Callable[[str, int, Any], None]
 
 MAX_LOG_LEVEL: Final = 2  # default level of a timer
 TIMER: Final = "timer"  # category of a timer's slices
@@ -42,34 +39,131 @@ _timers: Final[weakref.WeakSet[Timer]] = weakref.WeakSet()  # all timers of this
 warn_once: Final = WarnOnce("tracekit: timers: ")  # warnings of this process about timers without a `Timers`
 
 
+class TimerBase(ABC):
+    """The timer that ``timers(name)`` returns: a `Timer`, one with barriers, or an `OffTimer`.
+
+    Attributes:
+        name: Name of the timer.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> TimerBase:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+
+    def start(self, barrier: bool = False) -> None:
+        """Start it."""
+
+    def stop(self, barrier: bool = False) -> None:
+        """Stop it."""
+
+    def reset(self) -> None:
+        """Forget the time measured so far."""
+
+    @abstractmethod
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
+        """Return seconds since the last reset."""
+
+    @abstractmethod
+    def active_time(self) -> float:
+        """Return seconds since the timer was made."""
+
+    def set_elapsed(self, value: float) -> None:
+        """Set a time measured elsewhere, in seconds."""
+
+    def set_barrier_group(self, barrier_group: Any) -> None:
+        """Set the ranks that meet at the barriers."""
+
+    def with_barrier(self, barrier: bool = True) -> TimerBase:
+        """Return the timer for a ``with`` that begins and ends with a barrier."""
+        return self
+
+
+class OffTimer(TimerBase):
+    """A timer that measures nothing and waits for nobody. Reading it raises a `TimerError`.
+
+    `Timers` returns one for each name that its level switches off. Code that takes a timer can be given ``DummyTimer()``,
+    Megatron's name for it.
+
+    Args:
+        name: Name of the timer.
+        reason: Text of the error that reading it raises.
+        announce: Called where a barrier is asked for, so that other ranks do not wait for this one.
+    """
+
+    __slots__ = ("_announce", "_reason")
+
+    def __init__(
+        self,
+        name: str = "dummy timer",
+        reason: str = "a dummy timer measures nothing; use Timer(name), or the timers of a Timers",
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(name)
+        self._reason = reason
+        self._announce = announce
+
+    def __repr__(self) -> str:
+        return f"<Timer {self.name!r}, off>"
+
+    def start(self, barrier: bool = False) -> None:
+        """Do nothing; with a barrier, announce to the other ranks not to wait for this one."""
+        if barrier:
+            self._announce()
+
+    stop = start
+
+    def with_barrier(self, barrier: bool = True) -> OffTimer:
+        """Return the timer itself; see `start`."""
+        self.start(barrier)
+        return self
+
+    def elapsed(self, reset: bool = True, barrier: bool = False) -> NoReturn:
+        """Raise a `TimerError` that says which level would switch the timer on."""
+        raise TimerError(self._reason)
+
+    def active_time(self) -> NoReturn:
+        """Raise a `TimerError`; see `elapsed`."""
+        raise TimerError(self._reason)
+
+
+DummyTimer = OffTimer
+
+
 @dataclass(slots=True)
 class _Mark:
     """Totals of one report, ns: it counts from ``start_ns``, or for its last training step from ``step_start_ns``."""
 
     start_ns: int
     shown_ns: int
-    step: object
     step_start_ns: int
+    step: object = None
 
 
 class ReportMarks:
-    """Marks on a total that only grows, in ns: one for the timer itself, one for each report.
+    """Marks on a total that only grows, in ns: one for the timer itself, one for each report. Not thread-safe.
 
     Megatron's timers have one sum that every report may set back, so that the second of two reports shows nothing. Here a
-    reset drops, for every report, the time that this report has shown already, and no more:
-
-    * ``write(reset=True)`` and then ``log(reset=True)`` show the same;
-    * ``write(reset=False)`` and then ``log(reset=True)`` show the same, and both begin anew;
-    * a report that is asked every tenth time shows all ten.
-
-    The timer's own reading (`own`) is Megatron's: the time since the last reset by anybody. Not thread-safe.
+    reset drops, for every report, the time that this report has shown already, and no more: ``write`` and then
+    ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
     """
 
     __slots__ = ("_marks", "_own_ns", "_start_ns")
 
     def __init__(self) -> None:
-        self._start_ns = 0
-        self._own_ns = 0
+        self.restart(0)
+
+    def restart(self, total_ns: int) -> None:
+        """Start every report, and the timer's own reading, from a total."""
+        self._start_ns = self._own_ns = total_ns
         self._marks: dict[str, _Mark] = {}
 
     def own(self, total_ns: int, *, reset: bool) -> int:
@@ -85,9 +179,7 @@ class ReportMarks:
         Asked twice for one step, a report shows the same and the time since, so that two writers get the values of the step
         one after the other.
         """
-        mark = self._marks.get(name)
-        if mark is None:
-            mark = self._marks[name] = _Mark(self._start_ns, self._start_ns, None, self._start_ns)
+        mark = self._marks.setdefault(name, _Mark(self._start_ns, self._start_ns, self._start_ns))
         if step is None or step != mark.step:
             mark.step, mark.step_start_ns = step, mark.start_ns
         # A total read while another thread ends an interval may miss that interval; the next report shows it.
@@ -95,12 +187,6 @@ class ReportMarks:
         if reset:
             self._reset(total_ns)
         return max(total_ns - mark.step_start_ns, 0)
-
-    def restart(self, total_ns: int) -> None:
-        """Start every report, and the timer's own reading, from a total."""
-        self._start_ns = self._own_ns = total_ns
-        for mark in self._marks.values():
-            mark.start_ns = mark.shown_ns = mark.step_start_ns = total_ns
 
     def _reset(self, total_ns: int) -> None:
         self._own_ns = max(total_ns, self._own_ns)
@@ -143,26 +229,9 @@ class Timer(TimerBase):
     """
 
     __slots__ = (
-        "__weakref__",
-        "_barrier",
-        "_before",
-        "_began",
-        "_calls",
-        "_clock",
-        "_events",
-        "_group",
-        "_injected_ns",
-        "_lock",
-        "_make_marker",
-        "_marker",
-        "_marks",
-        "_nested",
-        "_open",
-        "_stale",
-        "_statistics",
-        "_taken",
-        "device",
-        "log_level",
+        *("__weakref__", "_barrier", "_before", "_began", "_calls", "_clock", "_events", "_group", "_injected_ns"),
+        *("_lock", "_make_marker", "_marker", "_marks", "_nested", "_open", "_stale", "_statistics", "_taken"),
+        *("device", "log_level"),
     )
 
     def __init__(
@@ -171,15 +240,15 @@ class Timer(TimerBase):
         log_level: int = MAX_LOG_LEVEL,
         *,
         device: str | None = None,
-        make_marker: MakeMarker = module_marker,
+        make_marker: Callable[[str, tuple[str, ...]], Marker] = module_marker,
         clock: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns,
-        barrier: Barrier | None = None,
+        barrier: Callable[[str, int, Any], None] | None = None,
         warn: Callable[[object, str], None] = warn_once,
     ) -> None:
         super().__init__(name)
         self.log_level = log_level
         self.device = device_mode(device, warn)
-        self._events = DeviceEvents(name, cuda_available()) if self.device == "events" else None
+        self._events = DeviceEvents(name) if self.device == "events" else None
         self._make_marker = make_marker
         self._marker = make_marker(name, (TIMER,))
         self._marker.by_hand = True
@@ -193,10 +262,9 @@ class Timer(TimerBase):
         self._began: dict[Hashable, Any] = {}  # the device's event at its start
         self._stale: set[Hashable] = set()  # intervals that were reset: they may be started again
         self._calls: list[int] = []  # durations that are not in the statistics yet
-        self._statistics = DurationStatistics()  # since they were last taken
-        self._before = DurationStatistics()  # until then
-        self._taken: tuple[DurationStatistics, DurationStatistics] | None = None  # both, before they were last taken
-        self._injected_ns = 0  # the part of both that `set_elapsed` has added
+        # Statistics since they were last taken, those that were taken then, and all before.
+        self._statistics, self._taken, self._before = (DurationStatistics() for _ in range(3))
+        self._injected_ns = 0  # the part of these that `set_elapsed` has added
         self._marks = ReportMarks()
         _timers.add(self)
 
@@ -211,11 +279,10 @@ class Timer(TimerBase):
             self._nested[owner] = self._nested.get(owner, 0) + 1
             self._make_marker(self.name, (TIMER, NESTED)).start()
             return self
-        if self.device != "host":
-            if self._events is None:
-                synchronize()
-            else:
-                self._began[owner] = self._events.begin()
+        if self._events is not None:
+            self._began[owner] = self._events.begin()
+        elif self.device != "host":
+            synchronize()
         self._marker.__enter__()
         self._open[owner] = self._clock()
         return self
@@ -243,7 +310,8 @@ class Timer(TimerBase):
             calls.append(end_ns - start_ns)
         else:
             self._events.end(self._began.pop(owner, None))
-            calls.extend(self._events.finished())
+            with self._lock:
+                calls += self._events.finished()
         if len(calls) >= _FOLD_CALLS:
             with self._lock:
                 self._fold_calls()
@@ -288,10 +356,8 @@ class Timer(TimerBase):
         self.__exit__(None, None, None)
 
     def after_fork_in_child(self) -> None:
-        """Drop the locks and the intervals of the parent's other threads, in a forked child."""
+        """Drop the lock and the intervals of the parent's other threads, in a forked child."""
         self._lock = threading.Lock()
-        if self._events is not None:
-            self._events.after_fork_in_child()
         ident = threading.get_ident()  # the forking thread goes on in the child; asyncio tasks do not
         for entries in (self._open, self._nested, self._began):
             for owner in [owner for owner in entries if owner != ident]:
@@ -301,11 +367,7 @@ class Timer(TimerBase):
     # ---- barriers ---------------------------------------------------------------------------------------------------
 
     def set_barrier_group(self, barrier_group: Any) -> None:
-        """Set the ranks that meet at the barriers of this timer.
-
-        Args:
-            barrier_group: A process group of torch.distributed; None is all ranks.
-        """
+        """Set the ranks that meet at the barriers of this timer: a group of torch.distributed; None is all ranks."""
         self._group = barrier_group
 
     def with_barrier(self, barrier: bool = True) -> TimerBase:
@@ -377,25 +439,23 @@ class Timer(TimerBase):
         """
         with self._lock:
             self._fold_calls()
-            found = DurationStatistics.merged([self._before, self._statistics] if lifetime else [self._statistics])
+            earlier = [self._before, self._taken] if lifetime else []
+            found = DurationStatistics.merged([*earlier, self._statistics])
             if reset:
-                taken = (self._before, self._statistics)
-                self._set_statistics_aside()
-                self._taken = taken
+                self._before.merge(self._taken)
+                self._taken, self._statistics = self._statistics, DurationStatistics()
             return found
 
     def take_back_reset(self) -> None:
-        """Put the statistics that were taken last back, and keep those of the calls that have ended since."""
+        """Put the statistics that were taken last back, unless the timer was reset meanwhile; keep those since."""
         with self._lock:
-            if self._taken is not None:  # else they were reset on purpose meanwhile
-                self._before, statistics = self._taken
-                self._statistics = DurationStatistics.merged([statistics, self._statistics])
-                self._taken = None
+            self._statistics.merge(self._taken)
+            self._taken = DurationStatistics()
 
     def _total_ns(self) -> int:
         """Return all time measured, running intervals included. Under the lock."""
         self._fold_calls()
-        ended_ns = self._before.total_ns + self._statistics.total_ns
+        ended_ns = self._before.total_ns + self._taken.total_ns + self._statistics.total_ns
         if self._events is not None or not self._open:
             return ended_ns
         now_ns = self._clock()
@@ -403,16 +463,13 @@ class Timer(TimerBase):
 
     def _restart(self) -> None:
         self._marks.restart(self._total_ns())
-        self._set_statistics_aside()
-
-    def _set_statistics_aside(self) -> None:
-        self._before = DurationStatistics.merged([self._before, self._statistics])
-        self._statistics = DurationStatistics()
-        self._taken = None
+        for part in (self._taken, self._statistics):
+            self._before.merge(part)
+        self._taken, self._statistics = DurationStatistics(), DurationStatistics()
 
     def _fold_calls(self) -> None:
         if self._events is not None:
-            self._calls.extend(self._events.finished())
+            self._calls += self._events.finished()
         count = len(self._calls)
         calls = self._calls[:count]  # other threads go on appending
         del self._calls[:count]

@@ -18,18 +18,21 @@ from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TimerError
 from tracekit.recording.lifecycle import marker as module_marker
 from tracekit.statistics import DurationStatistics
-from tracekit.timers.base import OffTimer
 from tracekit.timers.device import DEVICE_MODES, tensor
-from tracekit.timers.ranks import RankReports, ranks_text
-from tracekit.timers.table import LOG_OPTIONS, TimerTable, min_max, names_of, sums_text
-from tracekit.timers.timer import MAX_LOG_LEVEL, Timer
+from tracekit.timers.ranks import MAX_NAMED, RankReports, process_group
+from tracekit.timers.table import TITLES, TimerTable, names_of, sums_text, used_sums
+from tracekit.timers.timer import MAX_LOG_LEVEL, OffTimer, Timer
+from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tracekit.clock import Clock
     from tracekit.recording.profiler import Profiler
-    from tracekit.timers.base import TimerBase
+    from tracekit.timers.table import Sums
+    from tracekit.timers.timer import TimerBase
+
+    Names = Sequence[str] | None
 
 logger = logging.getLogger("tracekit")
 
@@ -56,9 +59,8 @@ class Timers:
     Each call also appears in the trace of the active profiler, as slices of category "timer". It also works without
     a profiler, and without torch.
 
-    **Levels.** A timer is on if its level, from 0 to 2, is not above ``log_level``: 0 is for the iteration, 1 for what runs
-    once in each, 2 (the default of a timer) for what runs often in each. One that is off costs a dictionary lookup, and is
-    logged once.
+    **Levels.** A timer is on if its level is not above ``log_level``: 0 is for the iteration, 1 for what runs once in each, 2
+    (the default of a timer) for what runs often in each. One that is off costs a dictionary lookup, and is logged once.
 
     **Ranks.** `log`, `write`, `get_all_timers_string` and `gather` are to be called by every rank, with or without the same
     timers: those of one name belong together. They pass values through the store of torch.distributed. Only the rank that
@@ -66,10 +68,8 @@ class Timers:
     makes the same table from the traces of all ranks, without any of that. The ranks know each other's `Timers` by the file and
     line where they are made, those of one line by their order there; where that differs, give them the same ``name``.
 
-    **Reports.** No report takes from another: ``write`` and then ``log`` show the same,
-    although both reset. `Timer.reset` is what makes all of them begin anew.
-
-    Units: methods of timers, and ``writer`` keys, are in seconds; text says its unit.
+    **Reports.** No report takes from another: ``write`` and then ``log`` show the same, although both reset. `Timer.reset`
+    makes all of them begin anew. Methods of timers, and ``writer`` keys, are in seconds; text says its unit.
 
     Threads: any may use timers; reports belong to one.
 
@@ -106,35 +106,27 @@ class Timers:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         check_seconds("Timers: timeout", timeout)
-        check_choice("Timers: log_option", log_option, LOG_OPTIONS)
+        check_choice("Timers: log_option", log_option, tuple(TITLES))
         if name is not None and not (isinstance(name, str) and name):
             raise ConfigError(f"Timers: name must be text that is not empty, not {name!r}")
         if isinstance(log_level, bool) or not isinstance(log_level, int):
             raise ConfigError(f"Timers: log_level must be a whole number (0, 1 or 2), not {log_level!r}")
         if device is not None:
             check_choice("Timers: device", device, DEVICE_MODES)
-        self._arguments: dict[str, Any] = {
-            "log_level": log_level,
-            "log_option": log_option,
-            "device": device,
-            "timeout": timeout,
-            "name": name,
-            "output": output,
-        }
-        if clock is not SYSTEM_CLOCK:  # each process has one
-            self._arguments["clock"] = clock
+        again = partial(type(self), log_level, log_option, device=device, timeout=timeout, name=name, output=output)
+        self._again = again if clock is SYSTEM_CLOCK else partial(again, clock=clock)  # each process has one of its own
         self._log_level = log_level
         self._log_option = log_option
         self._device = device
         self._timeout_s = float(timeout)
-        self._output = output or _print
+        self._output = output or partial(print, flush=True)  # as NeMo's timers do
         self._clock = clock
         self._make_marker = module_marker if profiler is None else profiler.marker
         known_by = name or _place_of_construction(self)
         self._ranks = RankReports(
             f"{known_by}#{next(_numbers[known_by])}", log_level, self._timeout_s, self._make_marker
         )
-        self._rank: int | None = None
+        self._rank: int | None = None  # without a process group
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
         self._logged_off: set[str] = set()
@@ -146,7 +138,7 @@ class Timers:
         return self  # times taken by the copy are in the same reports
 
     def __reduce__(self) -> tuple[Callable[[], Timers], tuple[()]]:
-        return partial(type(self), **self._arguments), ()
+        return self._again, ()
 
     # ---- timers -----------------------------------------------------------------------------------------------------
 
@@ -188,20 +180,17 @@ class Timers:
             raise ConfigError(
                 f"timer {name!r}: log_level must be a whole number up to {MAX_LOG_LEVEL}, not {log_level!r}"
             )
-        if log_level > self._log_level:
-            return self._make_off(name, log_level, asked_level)
-        timer = Timer(
-            name,
-            log_level,
-            device=device or self._device,
-            make_marker=self._make_marker,
-            clock=self._clock.monotonic_ns,
-            barrier=self._ranks.barrier,
-            warn=self._ranks.warn,
-        )
-        return self._timers.setdefault(name, timer)  # atomic: two concurrent callers get the same timer
-
-    def _make_off(self, name: str, log_level: int, asked_level: int | None) -> OffTimer:
+        if log_level <= self._log_level:
+            timer = Timer(
+                name,
+                log_level,
+                device=device or self._device,
+                make_marker=self._make_marker,
+                clock=self._clock.monotonic_ns,
+                barrier=self._ranks.barrier,
+                warn=self._ranks.warn,
+            )
+            return self._timers.setdefault(name, timer)  # atomic: two concurrent callers get the same timer
         which = f"its level is {log_level}" + (", the one of a timer without any" if asked_level is None else "")
         reason = (
             f"timer {name!r} is off and measures nothing: {which}, and Timers has log_level {self._log_level}. Give Timers a "
@@ -213,7 +202,7 @@ class Timers:
             logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
         return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
 
-    def _wanted(self, names: Sequence[str] | None) -> dict[str, Timer]:
+    def _wanted(self, names: Names) -> dict[str, Timer]:
         """Return the timers of names that have one; None is all."""
         if isinstance(names, str):
             raise ConfigError(f"the names of timers are a list, such as [{names!r}], not {names!r}")
@@ -222,11 +211,7 @@ class Timers:
     # ---- Megatron's reports: one sum for each timer and rank ----------------------------------------------------------
 
     def get_all_timers_string(
-        self,
-        names: Sequence[str] | None = None,
-        normalizer: float = 1.0,
-        reset: bool = True,
-        barrier: bool = False,
+        self, names: Names = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
     ) -> str | None:
         """Return the report of all ranks as text, on every rank; None where there is nothing to report.
 
@@ -235,11 +220,11 @@ class Timers:
         Raises:
             ConfigError: The normalizer is not above 0.
         """
-        return self._text("string", names, normalizer, self._log_option, reset=reset, barrier=barrier)
+        return self._text(self._log_option, names, reset, barrier, normalizer)
 
     def log(
         self,
-        names: Sequence[str] | None = None,
+        names: Names = None,
         rank: int | None = None,
         normalizer: float = 1.0,
         reset: bool = True,
@@ -262,14 +247,16 @@ class Timers:
             self._ranks.warn(
                 ("rank", rank), f"log(rank={rank!r}) prints nothing: there are {world_size} ranks, counted from 0"
             )
-        prints = own_rank == (world_size - 1 if rank is None else rank)
-        text = self._text("log", names, normalizer, self._log_option, reset=reset, barrier=barrier, reads=prints)
+        sums = self._sums(
+            "log", names, reset, barrier, normalizer, reads=own_rank == (world_size - 1 if rank is None else rank)
+        )
+        text = sums_text(sums, names, self._log_option, float(normalizer))
         if text is not None:
             self._output(text)
 
     def write(
         self,
-        names: Sequence[str] | None,
+        names: Names,
         writer: Any,
         iteration: int | None,
         normalizer: float = 1.0,
@@ -288,11 +275,11 @@ class Timers:
         """
         if writer is not None and not hasattr(writer, "add_scalar") and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write takes a SummaryWriter of TensorBoard or a run of wandb, not {writer!r}")
-        self._write("write", names, writer, iteration, normalizer, reset=reset, barrier=barrier)
+        self._write("write", names, writer, iteration, normalizer, reset, barrier)
 
     def write_to_wandb(
         self,
-        names: Sequence[str] | None,
+        names: Names,
         writer: Any,
         iteration: int | None,
         normalizer: float = 1.0,
@@ -307,10 +294,10 @@ class Timers:
         """
         if writer is not None and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write_to_wandb takes wandb or a run of it, not {writer!r}")
-        self._write("wandb", names, writer, iteration, normalizer, reset=reset, barrier=barrier)
+        self._write("wandb", names, writer, iteration, normalizer, reset, barrier)
 
     def get_global_min_max_time(
-        self, names: Sequence[str] | None = None, reset: bool = True, barrier: bool = False, normalizer: float = 1.0
+        self, names: Names = None, reset: bool = True, barrier: bool = False, normalizer: float = 1.0
     ) -> dict[str, tuple[float, float]]:
         """Return the seconds of the fastest and of the slowest rank by name, on every rank; every rank has to call this.
 
@@ -319,103 +306,82 @@ class Timers:
         Raises:
             ConfigError: The normalizer is not above 0.
         """
-        return self._extremes("extremes", names, normalizer, reset=reset, barrier=barrier)
+        used = used_sums(self._sums("extremes", names, reset, barrier, normalizer), names)
+        scale = _SECOND_NS * float(normalizer)
+        return {name: (min(ns.values()) / scale, max(ns.values()) / scale) for name, ns in used.items()}
 
     # NeMo's own benchmark and Megatron-Bridge call it by this name.
     _get_global_min_max_time = get_global_min_max_time
 
     # Forks of Megatron and tools for it call the next three: the names, the order of the arguments and the results are
-    # Megatron's.
+    # Megatron's. Its normalizer is in seconds: 0.001 prints milliseconds, N / 1000 milliseconds per N.
 
-    def _get_elapsed_time_all_ranks(self, names: Sequence[str] | None, reset: bool, barrier: bool) -> Any:
+    def _get_elapsed_time_all_ranks(self, names: Names, reset: bool, barrier: bool) -> Any:
         """Return the seconds of each rank and timer as a tensor of shape (ranks, names); every rank must call this.
 
         The tensor, of 64-bit floats, is on the current CUDA device if CUDA is in use, as in Megatron. Timers that a rank has
         not used, and ranks that did not report, are 0. None for an empty list of names.
         """
-        sums = self._sums("matrix", names, reset=reset, barrier=barrier) or {}
-        columns = names_of(sums, None) if names is None else list(names)
+        sums = self._sums("matrix", names, reset, barrier)
+        columns = names_of(sums) if names is None else list(names)
         if not columns:
             return None
         ranks = (sums.get(rank, {}) for rank in range(self._ranks.place[1]))
         return tensor([[timers.get(name, 0) / _SECOND_NS for name in columns] for timers in ranks])
 
     def _get_global_min_max_time_string(
-        self, names: Sequence[str] | None, reset: bool, barrier: bool, normalizer: float, max_only: bool
+        self, names: Names, reset: bool, barrier: bool, normalizer: float, max_only: bool
     ) -> str | None:
-        """Return the report of the slowest rank, or of the fastest and the slowest, for any log option.
+        """Return the report of the slowest rank, or of the fastest and the slowest, for any log option."""
+        return self._text("max" if max_only else "minmax", names, reset, barrier, normalizer, unit=1000)
 
-        The normalizer is in seconds: 0.001 prints milliseconds, N / 1000 milliseconds per N.
-        """
-        option = "max" if max_only else "minmax"
-        return self._text("string", names, _checked(normalizer) * 1000, option, reset=reset, barrier=barrier)
+    def _get_all_ranks_time_string(self, names: Names, reset: bool, barrier: bool, normalizer: float) -> str | None:
+        """Return the report of every rank, for any log option."""
+        return self._text("all", names, reset, barrier, normalizer, unit=1000)
 
-    def _get_all_ranks_time_string(
-        self, names: Sequence[str] | None, reset: bool, barrier: bool, normalizer: float
+    def _text(
+        self, option: str, names: Names, reset: bool, barrier: bool, normalizer: float, *, unit: float = 1
     ) -> str | None:
-        """Return the report of every rank, for any log option; see `_get_global_min_max_time_string`."""
-        return self._text("string", names, _checked(normalizer) * 1000, "all", reset=reset, barrier=barrier)
+        sums = self._sums("string", names, reset, barrier, normalizer)
+        return sums_text(sums, names, option, float(normalizer) * unit)
 
     def _write(
-        self,
-        report: str,
-        names: Sequence[str] | None,
-        writer: Any,
-        iteration: Any,
-        normalizer: float,
-        *,
-        reset: bool,
-        barrier: bool,
+        self, report: str, names: Names, writer: Any, iteration: Any, normalizer: float, reset: bool, barrier: bool
     ) -> None:
         try:
             step = None if iteration is None else int(iteration)  # also tensors and NumPy's numbers
         except (TypeError, ValueError, OverflowError) as error:
             raise TimerError(f"iteration must be a whole number or None, not {iteration!r}") from error
-        found = self._extremes(
-            report, names, normalizer, reset=reset, barrier=barrier, reads=writer is not None, step=step
-        )
-        for name, (_, seconds) in found.items():
+        sums = self._sums(report, names, reset, barrier, normalizer, reads=writer is not None, step=step)
+        for name, sums_ns in used_sums(sums, names).items():
+            seconds = max(sums_ns.values()) / (_SECOND_NS * float(normalizer))
             if report == "write" and hasattr(writer, "add_scalar"):
                 writer.add_scalar(f"{name}-time", seconds, iteration)
             else:
                 writer.log({f"{name}-time": seconds}, iteration)
 
-    def _extremes(
-        self, report: str, names: Sequence[str] | None, normalizer: float, **options: Any
-    ) -> dict[str, tuple[float, float]]:
-        scale = _SECOND_NS * _checked(normalizer)
-        sums = self._sums(report, names, **options) or {}
-        found = ((name, min_max(sums, name)) for name in names_of(sums, names))
-        return {name: (both[0] / scale, both[1] / scale) for name, both in found if both is not None}
-
-    def _text(
-        self, report: str, names: Sequence[str] | None, normalizer: float, option: str, **options: Any
-    ) -> str | None:
-        normalizer = _checked(normalizer)
-        sums = self._sums(report, names, **options)
-        return None if sums is None else sums_text(sums, names_of(sums, names), option, normalizer)
-
     def _sums(
         self,
         report: str,
-        names: Sequence[str] | None,
-        *,
+        names: Names,
         reset: bool,
         barrier: bool,
+        normalizer: float = 1.0,
+        *,
         reads: bool | None = None,
         step: object = None,
-    ) -> dict[int, dict[str, int]] | None:
-        """Return the sums of a report in ns by rank and name; None where this rank does not read them."""
-        if barrier:
-            self._ranks.barrier_of_all()
+    ) -> Sums:
+        """Return the sums of a report in ns by rank and name; nothing where this rank does not read them."""
+        if not isinstance(normalizer, Real) or not 0 < normalizer < math.inf:  # also NumPy's numbers
+            raise ConfigError(f"normalizer must be a number above 0, not {normalizer!r}")
+        if barrier and (distributed := process_group()) is not None:
+            distributed.barrier()
         own = {name: timer.report_ns(report, reset=reset, step=step) for name, timer in self._wanted(names).items()}
         return self._ranks.sums(report, own, reads=reads, step=step)
 
     # ---- statistics -------------------------------------------------------------------------------------------------
 
-    def snapshot(
-        self, names: Sequence[str] | None = None, *, reset: bool = False, lifetime: bool = False
-    ) -> TimerTable:
+    def snapshot(self, names: Names = None, *, reset: bool = False, lifetime: bool = False) -> TimerTable:
         """Return the statistics of this rank's timers: a value that any number of sinks may be given.
 
         Args:
@@ -427,7 +393,7 @@ class Timers:
 
     def gather(
         self,
-        names: Sequence[str] | None = None,
+        names: Names = None,
         *,
         rank: int | None = 0,
         reset: bool = False,
@@ -462,7 +428,7 @@ class Timers:
             found, missing = collected
             if missing and not allow_missing:
                 raise TimerError(
-                    f"gather: rank {ranks_text(missing)} did not report within "
+                    f"gather: {rank_spans(missing, most=MAX_NAMED)} did not report within "
                     f"{self._timeout_s if timeout is None else timeout:g} s; every rank has to call gather() "
                     "(allow_missing=True returns what there is)"
                 )
@@ -479,9 +445,7 @@ class Timers:
         }
         return TimerTable(tables, tuple(missing))
 
-    def _statistics(
-        self, names: Sequence[str] | None, *, reset: bool, lifetime: bool
-    ) -> Mapping[str, DurationStatistics]:
+    def _statistics(self, names: Names, *, reset: bool, lifetime: bool) -> dict[str, DurationStatistics]:
         return {name: timer.statistics(reset=reset, lifetime=lifetime) for name, timer in self._wanted(names).items()}
 
     def _own_rank(self) -> int:
@@ -496,15 +460,3 @@ def _place_of_construction(made: object) -> str:
     while frame.f_back is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is made:
         frame = frame.f_back  # also of a subclass
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-def _checked(normalizer: float) -> float:
-    if not isinstance(normalizer, Real) or not 0 < normalizer < math.inf:  # also NumPy's numbers
-        raise ConfigError(f"normalizer must be a number above 0, not {normalizer!r}")
-    return float(normalizer)
-
-
-def _print(text: str) -> None:
-    """Print and flush, as NeMo's timers do."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -16,12 +16,9 @@ from tracekit.timers.table import TimerTable
 from tracekit.timers.timer import NESTED, TIMER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tracekit.arguments import StrPath
 
 _SUFFIXES: Final = (".json", ".json.gz")
-_FOLD_CALLS: Final = 4096
 
 
 def read_timers(*paths: StrPath) -> TimerTable:
@@ -42,8 +39,7 @@ def read_timers(*paths: StrPath) -> TimerTable:
     calls = _Calls()
     for name in check_paths("paths", paths):
         files = expand(name, _SUFFIXES)
-        found = [calls.read(file) for file in files]
-        if not any(found):
+        if not sum(calls.read(file) for file in files):
             raise TraceFormatError(
                 without_secrets(name),
                 "this is no rank trace of tracekit, so it is not known whose timers these are; give the files that "
@@ -55,13 +51,11 @@ def read_timers(*paths: StrPath) -> TimerTable:
 
 
 class _Calls:
-    """The calls of timers in rank traces."""
+    """The calls of timers in rank traces, by rank and timer."""
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
-        # By rank and timer.
         self._statistics: defaultdict[tuple[int, str], DurationStatistics] = defaultdict(DurationStatistics)
-        self._durations_ns: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         self._first_ns: dict[tuple[int, str], int] = {}  # an inner slice ends, and is written, before its outer one
         # Start and end of slices with two events, by rank, process, thread and timer. A slice that is cut by the end of a file
         # continues in the next one.
@@ -70,16 +64,16 @@ class _Calls:
     def read(self, path: str) -> bool:
         """Read a file; return whether it is a rank trace."""
         metadata: dict[str, Any] | None = None
+        opened: defaultdict[Any, list[tuple[str | None, int | None]]] = defaultdict(list)  # by thread
         with TraceReader(path) as reader:
             for run in reader.runs():
+                metadata = metadata or _metadata_of(run)
                 if metadata is None:
-                    metadata = _metadata_of(run)
-                    if metadata is None:
-                        return False
-                    rank, base_ns = metadata["rank"], metadata[BASE_TIME_KEY]
-                    self._ranks.add(rank)
-                    process = (rank, *(metadata.get(key) for key in ("host", "pid", "start_ticks", "attempt")))
-                    opened: defaultdict[Any, list[tuple[str | None, int | None]]] = defaultdict(list)  # by thread
+                    return False
+                rank, base_ns = metadata["rank"], metadata[BASE_TIME_KEY]
+                self._ranks.add(rank)
+                process = (rank, *(metadata.get(key) for key in ("host", "pid", "start_ticks", "attempt")))
+                calls: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
                 for event in run:
                     time_ns = time_field(event.ts)
                     if event.ph == "B":
@@ -92,38 +86,33 @@ class _Calls:
                     elif event.ph == "X" and (name := _timer_of(event)) is not None:
                         duration_ns = time_field(event.dur)
                         if time_ns is not None and duration_ns is not None and duration_ns >= 0:
-                            self._add(rank, name, base_ns + time_ns, duration_ns)
+                            calls[name].append((base_ns + time_ns, duration_ns))
+                for name, found in calls.items():
+                    self._add(rank, name, found)
         return metadata is not None
 
     def table(self) -> TimerTable:
         """Join the slices that continue in another file, and return the statistics."""
         for (rank, *_, name), pieces in self._pieces.items():
-            pieces.sort()
-            start_ns, end_ns = pieces[0]
-            for next_start_ns, next_end_ns in pieces[1:]:
-                if next_start_ns != end_ns:
-                    self._add(rank, name, start_ns, end_ns - start_ns)
-                    start_ns = next_start_ns
-                end_ns = next_end_ns
-            self._add(rank, name, start_ns, end_ns - start_ns)
+            joined: list[tuple[int, int]] = []
+            for start_ns, end_ns in sorted(pieces):
+                if joined and joined[-1][1] == start_ns:
+                    start_ns = joined.pop()[0]  # noqa: PLW2901 - the slice began in an earlier file
+                joined.append((start_ns, end_ns))
+            self._add(rank, name, [(start_ns, end_ns - start_ns) for start_ns, end_ns in joined])
         table: dict[int, dict[str, DurationStatistics]] = {rank: {} for rank in sorted(self._ranks)}
         for rank, name in sorted(self._first_ns, key=self._first_ns.__getitem__):
-            table[rank][name] = self._fold((rank, name))
+            table[rank][name] = self._statistics[rank, name]
         return TimerTable(table)
 
-    def _add(self, rank: int, name: str, start_ns: int, duration_ns: int) -> None:
-        key = (rank, name)
-        self._first_ns[key] = min(start_ns, self._first_ns.get(key, start_ns))
-        self._durations_ns[key].append(duration_ns)
-        if len(self._durations_ns[key]) >= _FOLD_CALLS:
-            self._fold(key)
-
-    def _fold(self, key: tuple[int, str]) -> DurationStatistics:
-        self._statistics[key].add_all(self._durations_ns.pop(key, ()))
-        return self._statistics[key]
+    def _add(self, rank: int, name: str, calls: list[tuple[int, int]]) -> None:
+        """Add the calls of a timer, by start and duration."""
+        self._statistics[rank, name].add_all([duration_ns for _, duration_ns in calls])
+        first_ns = min(calls)[0]
+        self._first_ns[rank, name] = min(first_ns, self._first_ns.get((rank, name), first_ns))
 
 
-def _metadata_of(run: Iterable[Event]) -> dict[str, Any] | None:
+def _metadata_of(run: list[Event]) -> dict[str, Any] | None:
     """Return the metadata of a rank trace from its first events; None for other files."""
     for event in run:
         if event.ph == "M" and decode_or_none(event.name) == METADATA_EVENT:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.distributed import detect_process
-from tracekit.integrations.jax.config import TraceConfig
-from tracekit.integrations.jax.windows import Decision, Windows
+from tracekit.integrations.jax.windows import Decision, TraceConfig, Windows
 
 if TYPE_CHECKING:
     import pytest

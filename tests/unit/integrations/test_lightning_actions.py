@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from tracekit import MemoryTraceHandler, Profiler
-from tracekit.integrations.lightning.action_slices import ActionSlices
-from tracekit.integrations.lightning.actions import action_of, logger_action
+from tracekit.integrations.lightning.actions import ActionSlices, action_of
 from tracekit.testing import FakeClock
 
 CHECKPOINT = "[Callback]ModelCheckpoint{'monitor': None, 'mode': 'min', 'every_n_train_steps': 0}.on_train_batch_end"
@@ -57,7 +56,7 @@ def test_hooks_of_tracekit_itself_are_known() -> None:
     assert action_of("[Callback]tracekit.TimeProfiler.on_train_batch_start").own
     assert action_of("[Callback]tracekit.MyProfiler{'a': 1}.on_train_batch_start").own
     assert not action_of("[Callback]TimeProfiler.on_train_batch_start").own
-    assert action_of(logger_action({}, "log_metrics")).part == "logging"
+    assert action_of("[Logger]CSVLogger.log_metrics").part == "logging"
 
 
 def slices_of(memory: MemoryTraceHandler) -> list[tuple[str, str | None]]:
@@ -153,7 +152,7 @@ def test_what_an_exception_leaves_open_ends_with_the_action_around_it() -> None:
 def test_recorded_durations_are_seconds_of_the_latest_actions(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracekit.integrations.lightning.action_slices.MAX_RECORDED", 300)
+    monkeypatch.setattr("tracekit.integrations.lightning.actions.MAX_RECORDED", 300)
     clock = FakeClock()
     slices = ActionSlices(clock.clock)
     assert slices.recorded_durations["nothing yet"] == []

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import MemoryTraceHandler, Profiler, TimerError, Timers
-from tracekit.timers import Timer
+from tracekit.timers import Timer, ranks
 from tracekit.timers import timers as timers_module
-from tracekit.timers.ranks import Exchange, open_exchange, process_group
+from tracekit.timers.ranks import process_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,9 +101,7 @@ class World:
         self.group = Group(self.store, len(levels))
         self.now_s = 0.0
         monkeypatch.setitem(sys.modules, "torch.distributed", self.group)
-        monkeypatch.setattr(Exchange.__init__, "__kwdefaults__", {
-            "hosts_store": False, "monotonic_s": lambda: self.now_s, "pause": self._pause,
-        })  # fmt: skip
+        monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._pause))
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
         self.said: list[str] = []
         self.ranks = [
@@ -263,7 +261,7 @@ def test_without_rank_0_nothing_is_passed_on_and_nobody_hangs(
     world.on(1)("a").set_elapsed(1)
     assert world.on(1).get_global_min_max_time() == {"a": (1.0, 1.0)}
     assert world.now_s == pytest.approx(15, abs=0.1)
-    assert "rank 0, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 1 more did not report within 10 s" in caplog.messages[0]
+    assert "ranks 0, 2-11 did not report within 10 s" in caplog.messages[0]
 
 
 def test_a_rank_that_does_not_come_is_named_and_waited_for_only_once(
@@ -419,7 +417,7 @@ def test_gather_returns_the_table_on_one_rank(monkeypatch: pytest.MonkeyPatch) -
 def test_gather_names_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 2, 2)
     world.on(0)("x").set_elapsed(1)
-    with pytest.raises(TimerError, match="rank 1, 2 did not report within 3 s"):
+    with pytest.raises(TimerError, match="ranks 1-2 did not report within 3 s"):
         world.on(0).gather(timeout=3)
     assert world.now_s == pytest.approx(3, abs=0.1)
     table = world.on(0).gather(allow_missing=True)
@@ -502,40 +500,37 @@ def test_neither_the_store_nor_the_memory_of_steps_grows_for_ever(monkeypatch: p
             world.on(rank).log()
             world.on(rank).write(None, None, step)
     assert len(world.store.values) < 100
-    assert len(world.ranks[0]._ranks._exchange._step_counts) <= 256
+    assert len(world.ranks[0]._ranks._step_counts) <= 256
 
 
-def test_a_store_without_many_at_once_works() -> None:
-    store = Store(extended=False)
-    ranks = [Exchange(store, rank, 2, "same") for rank in range(2)]
-    for rank in ranks:
-        rank.put("topic", rank.rank, reads=True)
-    assert ranks[0].read("topic", 1.0) == {0: 0, 1: 1}
+def test_a_store_without_many_at_once_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 2)
+    world.store.extended = False
+    for rank in (0, 1):
+        world.on(rank)("x").set_elapsed(rank + 1)
+        world.on(rank).log()
+    assert world.said[0].endswith(": (1000.00, 2000.00)")
 
 
-def test_the_rank_that_keeps_the_store_waits_until_the_others_have_read() -> None:
-    store, waited = Store(), []
-
-    def pause(seconds: float) -> None:
-        waited.append(seconds)
-        reader.acknowledge("topic")
-
-    host = Exchange(store, 0, 2, "same", hosts_store=True, pause=pause)
-    reader = Exchange(store, 1, 2, "same")
-    host.put("topic", 0, reads=False)
-    reader.put("topic", 1, reads=True)
-    host.wait_for_readers("topic", 10)
-    assert len(waited) == 1
-    host.wait_for_readers("topic", 10)
-    assert len(waited) == 1
-
-
-@pytest.mark.parametrize(("agent", "rank", "hosts"), [("True", 0, False), ("", 0, True), ("", 1, False)])
-def test_who_keeps_the_store(agent: str, rank: int, hosts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("agent", "host", "waits"), [("", 0, True), ("True", 0, False), ("", 1, False)])
+def test_the_rank_that_keeps_the_store_waits_until_the_others_have_read(
+    agent: str, host: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun the agent keeps the store, else rank 0 does."""
+    world = World(monkeypatch, 2, 2, timeout=60)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    group = Group(Store(), 2)
-    group.rank = rank
-    assert open_exchange(group, "same")._hosts_store is hosts
+    other = 1 - host
+    said_while_the_host_waited: list[int] = []
+
+    def read_on_the_other_rank(_seconds: float) -> None:
+        world.on(other).log(rank=other)
+        world.group.rank = host
+        said_while_the_host_waited.append(len(world.said))
+
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=read_on_the_other_rank))
+    world.on(host)("x").set_elapsed(1)
+    world.on(host).log(rank=other)
+    assert said_while_the_host_waited == ([1] if waits else [])
 
 
 def test_a_new_process_group_is_a_new_exchange(monkeypatch: pytest.MonkeyPatch) -> None:

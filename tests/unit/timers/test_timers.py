@@ -549,12 +549,12 @@ from tracekit.timers.device import DeviceEvents
 clock = FakeClock()
 timers = Timers(2, "max", clock=clock.clock)
 timer, on_device = timers("x"), Timer("on the device")  # one that belongs to no Timers as well
-on_device._events = DeviceEvents("on the device", None)
+on_device._events = DeviceEvents("on the device")
 entered, end = threading.Event(), threading.Event()
 
 
 def hold():
-    with timer, timer, timer._lock, on_device._lock, on_device._events._lock:
+    with timer, timer, timer._lock, on_device._lock:
         entered.set()
         end.wait()
 

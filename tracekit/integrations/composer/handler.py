@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tracekit import storage
 from tracekit.handlers import base
 from tracekit.recording.profiler import active_profiler
-from tracekit.recording.schedule import ProfilerAction
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -103,17 +102,9 @@ class LoopState:
     def __init__(self, timestamp: Timestamp, run_name: str, real: Any = None) -> None:
         self.timestamp = timestamp
         self.run_name = run_name
+        self.profiler = getattr(real, "profiler", None) or active_profiler()
+        self.dataloader_len = getattr(real, "dataloader_len", None)
         self._real = real
-
-    @property
-    def profiler(self) -> Any:
-        """The profiler that records: that of the Trainer, else the active one of tracekit."""
-        return getattr(self._real, "profiler", None) or active_profiler()
-
-    @property
-    def dataloader_len(self) -> Any:
-        """The number of batches in an epoch, where it is known."""
-        return getattr(self._real, "dataloader_len", None)
 
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_real") is None:
@@ -126,15 +117,6 @@ class NoLogger:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"the logger has no {name!r}: no Composer Trainer runs this loop")
-
-
-def as_action(action: Any) -> ProfilerAction:
-    """Return the action for one of Composer's, for its name in upper or lower case, or for one of tracekit's.
-
-    Raises:
-        ConfigError: There is no such action.
-    """
-    return ProfilerAction(getattr(action, "value", action))
 
 
 def adapted(handler: Any) -> base.TraceHandler:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.handlers import chrome_json
 from tracekit.handlers.base import TraceHandler
-from tracekit.integrations.composer.handler import LoopState, adapted, as_action
+from tracekit.integrations.composer.handler import LoopState, adapted
 from tracekit.recording import schedule as schedules
 from tracekit.recording.lifecycle import DEFAULT_ACTIONS
 from tracekit.recording.profiler import Profiler as Recorder
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tracekit.timestamp import Timestamp
 
 logger = logging.getLogger("tracekit")
-# The fields of Composer's file names that have another name in tracekit's
-_FIELDS: Final = {"{run_name}": "{run_id}", "{node_rank}": "{node}"}
 _OWN_CALLBACK: Final = "callback/TracekitCallback/"
 # How the names of the markers begin that Composer's engine asks for
 _OF_ENGINE: Final = ("event/", "callback/", "algorithm/")
@@ -56,9 +54,8 @@ def JSONTraceHandler(  # noqa: N802 - Composer's name
         folder: Folder of the files; other files in it do not matter.
         filename: Name of the files in it. ``{epoch}`` and ``{batch}`` are those that the window began with.
         remote_file_name: A URL (``s3://...``) is where the traces go instead of the folder; any other name is not needed.
-        merged_trace_filename: Merge the traces of all ranks and nodes into this file of the folder when the recording ends, or
-            after each recording window if ``{epoch}`` or ``{batch}`` is in the name; see ``merged_filename`` of
-            `tracekit.JSONTraceHandler`. None, unlike Composer's default, merges nothing.
+        merged_trace_filename: Merge the traces of all ranks into this file of the folder at the end, or after each window if
+            ``{epoch}`` or ``{batch}`` is in the name; see ``merged_filename`` there. None, unlike in Composer, merges nothing.
         merged_trace_remote_file_name: A URL is where the merged trace goes instead, if ``merged_trace_filename`` is given.
         overwrite: Without effect: no file is ever replaced, a taken name gets the next number.
         num_traces_to_keep: Keep only this many files, above 0; -1 keeps all. For local files.
@@ -82,9 +79,7 @@ def JSONTraceHandler(  # noqa: N802 - Composer's name
 def _file_name(folder: str, filename: str, remote: str | None) -> str:
     """Return a name as tracekit takes it: where the file goes in the end."""
     name = remote if remote is not None and "://" in remote else f"{folder.rstrip('/')}/{filename}"
-    for theirs, ours in _FIELDS.items():
-        name = name.replace(theirs, ours)
-    return name
+    return name.replace("{run_name}", "{run_id}").replace("{node_rank}", "{node}")
 
 
 class Profiler:
@@ -165,6 +160,8 @@ class Profiler:
             )
             suffix = ".gz" if torch_prof_use_gzip and not name.endswith(".gz") else ""
             sources.append(TorchProfiler(name + suffix, memory_timeline=memory, **torch_options))
+        # A schedule of tracekit; another function was written for Composer's State.
+        self._own_schedule = schedule if isinstance(schedule, CyclicSchedule | CaptureSchedule) else None
         self._schedule = schedule
         self._recorder: Recorder | None = None
         self.state: Any = None
@@ -183,9 +180,8 @@ class Profiler:
     def recorder(self) -> Recorder:
         """The profiler of tracekit, made when it is first asked for: under the Trainer it is named after the Trainer's run."""
         if self._recorder is None:
-            mine = self._schedule if isinstance(self._schedule, CyclicSchedule | CaptureSchedule) else self._decide
             handlers = [one if _is_ours(one) else adapted(one) for one in self._handlers]
-            self._recorder = Recorder(handlers, mine, **self._options)
+            self._recorder = Recorder(handlers, self._own_schedule or self._decide, **self._options)
         return self._recorder
 
     # ---- as in Composer -----------------------------------------------------------------------------------------------
@@ -222,10 +218,10 @@ class Profiler:
 
     def schedule(self, state: Any) -> ProfilerAction:
         """Return what the schedule says for a state."""
-        if isinstance(self._schedule, CyclicSchedule | CaptureSchedule):
+        if self._own_schedule is not None:
             assert self.recorder.schedule is not None
             return self.recorder.schedule(state.timestamp)  # which counts from where the run was resumed
-        return as_action(self._schedule(state))
+        return _action(self._schedule(state))
 
     def marker(
         self,
@@ -246,17 +242,17 @@ class Profiler:
             self._callback.start(self.state)
         known = self._markers.get(name)
         if known is None:
-            wanted = frozenset(map(as_action, () if name.startswith(_OWN_CALLBACK) else actions))
+            wanted = frozenset(map(_action, () if name.startswith(_OWN_CALLBACK) else actions))
             if ProfilerAction.ACTIVE in wanted:
                 wanted |= {ProfilerAction.ACTIVE_AND_SAVE}
-            known = self._markers[name] = self.recorder.marker(
-                name, categories, wanted, record_instant_on_start, record_instant_on_finish
-            )
+            options = (wanted, record_instant_on_start, record_instant_on_finish)
         elif categories and tuple(categories) != known.categories:
-            return self.recorder.marker(
-                name, categories, known.actions, known.record_instant_on_start, known.record_instant_on_finish
-            )
-        return known
+            options = (known.actions, known.record_instant_on_start, known.record_instant_on_finish)
+        else:
+            return known
+        made = self.recorder.marker(name, categories, *options)
+        self._markers.setdefault(name, made)
+        return made
 
     # ---- as in tracekit -----------------------------------------------------------------------------------------------
 
@@ -276,7 +272,12 @@ class Profiler:
 
     def _decide(self, timestamp: Timestamp) -> ProfilerAction:
         """Ask a schedule that was written for Composer's State."""
-        return as_action(self._schedule(LoopState(timestamp, str(self._options.get("run_id") or ""), self.state)))
+        return _action(self._schedule(LoopState(timestamp, str(self._options.get("run_id") or ""), self.state)))
+
+
+def _action(action: Any) -> ProfilerAction:
+    """Return the action for one of Composer's, for its name in upper or lower case, or for one of tracekit's."""
+    return ProfilerAction(getattr(action, "value", action))
 
 
 def _is_ours(handler: Any) -> bool:

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.integrations.jax.annotations import coordination_client
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger("tracekit")
 # A trace is announced this long before its first step, so that all processes know of it in time
 _AHEAD_NS: Final = 2_000_000_000
 _LISTEN_MS: Final = 500
 _numbers = itertools.count()
-
-
-def make_agreement(index: int, announced: Callable[[int], None]) -> Agreement | None:
-    """Return an `Agreement`; None, with a warning, without ``jax.distributed``."""
-    client = coordination_client()
-    if client is not None:
-        return Agreement(client, index, announced)
-    logger.warning(
-        "tracekit: without jax.distributed.initialize() the processes cannot agree on when to record: "
-        "profile_every_n_minutes is off"
-    )
-    return None
 
 
 class Agreement:

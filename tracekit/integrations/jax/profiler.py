@@ -7,20 +7,19 @@ import logging
 import os
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit import privacy, storage
+from tracekit.arguments import check_path
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
-from tracekit.integrations.jax.agreement import make_agreement
-from tracekit.integrations.jax.annotations import import_jax
-from tracekit.integrations.jax.config import TraceConfig, log_dir
+from tracekit.integrations.jax.agreement import Agreement
+from tracekit.integrations.jax.annotations import coordination_client, import_jax
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import Decision, Windows
+from tracekit.integrations.jax.windows import Decision, TraceConfig, Windows
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.failures import Failures
 from tracekit.recording.profiler import active_profiler
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.distributed import ProcessInfo
-    from tracekit.integrations.jax.agreement import Agreement
     from tracekit.recording.profiler import Profiler
 
 logger = logging.getLogger("tracekit")
@@ -80,6 +78,8 @@ class JaxProfiler:
     Attributes:
         config: As given.
         log_dir: Folder of the traces.
+        traces: The JSON traces that were written so far.
+        failures: Number of failures by kind; with a tracekit profiler, also in its `Profiler.stats`.
 
     Raises:
         ConfigError: An argument is wrong, JAX is not installed, or the log directory cannot be made.
@@ -105,14 +105,13 @@ class JaxProfiler:
             raise ConfigError(f"JaxProfiler: config must be a JaxProfilerConfig, not {config!r}")
         self._jax = import_jax()
         self.config = config
-        self.log_dir = log_dir(config, trainer, log_path)
+        self.log_dir = _log_dir(config, trainer, log_path)
         self._trainer = trainer
         self._given_profiler = profiler
         self._step_profiler = step_profiler
         self._clock = clock
         self._windows = Windows(config)
-        self._make_recorder = partial(
-            TraceRecorder,
+        self._recorder = TraceRecorder(
             jax=self._jax,
             log_dir=self.log_dir,
             windows=self._windows,
@@ -123,12 +122,13 @@ class JaxProfiler:
             background=background,
         )
         self._failures = Failures()
+        self.failures: Counter[str] = self._failures.counts
+        self.traces = self._recorder.traces
         self._pid = os.getpid()
         self._began = False
-        self._index = 0
+        self._records = False
         self._profiler: Profiler | None = None
         self._agreement: Agreement | None = None
-        self._recorder: TraceRecorder | None = None
         self._arrays: Any = None
         self._phases = NestedMarkers()
         self._step = 0
@@ -137,19 +137,9 @@ class JaxProfiler:
         self._steps_ns: deque[int] = deque(maxlen=20)
 
     @property
-    def failures(self) -> Counter[str]:
-        """Number of failures by kind; with a tracekit profiler, also in its `Profiler.stats`."""
-        return self._failures.counts
-
-    @property
-    def traces(self) -> list[str]:
-        """The JSON traces that were written so far."""
-        return [] if self._recorder is None else self._recorder.traces
-
-    @property
     def is_tracing(self) -> bool:
         """True while a trace runs."""
-        return self._recorder is not None and self._recorder.is_tracing
+        return self._recorder.is_tracing
 
     # ---- attributes of xLSTM-JAX's callback ----------------------------------------------------------------------------
 
@@ -286,23 +276,28 @@ class JaxProfiler:
         if not self._began:
             self._began = True
             self._find_out()
-        if self._recorder is not None:
-            self._recorder.profiler = self._profiler
+        self._recorder.profiler = self._profiler
         if self._windows.agreed and self._agreement is None:
-            self._agreement = make_agreement(self._index, self._windows.announce)
+            client = coordination_client()
+            if client is not None:
+                self._agreement = Agreement(client, self._recorder.index, self._windows.announce)
+            else:
+                logger.warning(
+                    "tracekit: without jax.distributed.initialize() the processes cannot agree on when to record: "
+                    "profile_every_n_minutes is off"
+                )
 
     def _find_out(self) -> None:
         """Find out which process this is, and whether it records."""
-        count = int(self._jax.process_count())
-        self._index = int(self._jax.process_index())
-        if self._index != 0 and self.config.main_process_only:
-            logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", self._index, count)
+        index, count = int(self._jax.process_index()), int(self._jax.process_count())
+        self._records = index == 0 or not self.config.main_process_only
+        if not self._records:
+            logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", index, count)
             return
         self._windows.agreed = (
             count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
         )
-        process = _who(self._profiler, self._index, count)
-        self._recorder = self._make_recorder(process=process, index=self._index)
+        self._recorder.process, self._recorder.index = _who(self._profiler, index, count), index
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
         """Set the tracekit profiler to the step of a resumed run, unless it counts already."""
@@ -315,7 +310,7 @@ class JaxProfiler:
         self._steps_ns.append(now_ns - self._stepped_ns)
         self._stepped_ns = now_ns
         recorder = self._recorder
-        if recorder is None:
+        if not self._records:
             return
         self._arrays = arrays if recorder.is_tracing else None
         missed = self._windows.missed
@@ -337,8 +332,7 @@ class JaxProfiler:
 
     def _stop(self, cut_by: str = "", *, wait: bool = True) -> None:
         """End the running trace; with ``wait``, once the device has finished its last step."""
-        if self._recorder is not None:
-            self._recorder.stop(self._awaited if wait else None, cut_by)
+        self._recorder.stop(self._awaited if wait else None, cut_by)
         self._arrays = None
 
     def _awaited(self) -> Any:
@@ -348,8 +342,7 @@ class JaxProfiler:
         atexit.unregister(self.finalize)
         self._phases.close()
         self._stop(wait=wait)
-        if self._recorder is not None:
-            self._recorder.wait()
+        self._recorder.wait()
         if self._agreement is not None:
             self._agreement.close()
             self._agreement = None
@@ -389,14 +382,29 @@ class JaxProfilerConfig(TraceConfig):
     def create(self, trainer: Any = None, data_module: Any = None) -> JaxProfiler:
         """Return a `JaxProfiler` of this configuration, for trainers that make their callbacks by it.
 
-        Args:
-            trainer: The trainer.
-            data_module: Not used.
-
         Raises:
             ConfigError: As `JaxProfiler` says.
         """
         return self.callback_class(self, trainer, data_module)
+
+
+def _log_dir(config: TraceConfig, trainer: Any, log_path: str | os.PathLike[str] | None) -> str:
+    """Return the folder of the traces, and make it."""
+    if trainer is not None and log_path is None:
+        log_path = getattr(trainer, "log_path", None)
+        if log_path is None:
+            raise ConfigError("JaxProfiler: the trainer has no log_path; give it one, or pass log_path=")
+    base = check_path("JaxProfiler: log_path", "." if log_path is None else log_path)
+    below = check_path("JaxProfilerConfig: profile_log_dir", config.profile_log_dir)
+    if storage.is_remote(below) or (not storage.is_remote(base) and Path(below).is_absolute()):
+        base, below = below, ""
+    folder = f"{base.rstrip('/')}/{below}".rstrip("/") or "/"
+    if not storage.is_remote(folder):
+        try:
+            storage.make_folders(Path(folder))
+        except OSError as error:
+            raise ConfigError(f"JaxProfiler: the log directory {folder} cannot be made: {error.strerror}") from error
+    return folder
 
 
 def _who(profiler: Profiler | None, index: int, count: int) -> ProcessInfo:

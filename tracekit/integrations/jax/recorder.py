@@ -43,10 +43,9 @@ HEARTBEAT_S: Final = 30.0
 class TraceRecorder:
     """Begins and ends JAX traces. Used by the training thread.
 
-    JAX names its files by host and second, so that processes of one host overwrite each other's, and those of several
-    hosts are in different folders, which XProf shows as different runs. Here each process records into its own
-    folder, hidden in the log directory, and moves its files to ``plugins/profile/step_<first
-    step>/process<index>-<host>.*``, which is the same folder for all processes of a run.
+    JAX names its files by host and second: processes of one host overwrite each other's, and XProf shows those of several
+    hosts as different runs. Here each process records into a folder of its own, hidden in the log directory, and moves its
+    files to ``plugins/profile/step_<first step>/process<index>-<host>.*``, the same folder for all processes of a run.
     """
 
     jax: Any
@@ -54,11 +53,11 @@ class TraceRecorder:
     windows: Windows
     report: Callable[[BaseException], None]
     clock: Clock
-    process: ProcessInfo
-    index: int
     options: Any
     annotates: bool
     background: bool
+    process: ProcessInfo | None = None
+    index: int = 0
     profiler: Recorder | None = None
     traces: list[str] = field(default_factory=list)
     _folder: Path | None = field(default=None, init=False)  # of the trace that runs
@@ -77,45 +76,39 @@ class TraceRecorder:
         """Begin a trace after a step, unless the last one is still being written: then it stays due."""
         if self._writing.is_alive():
             return
+        local = None if storage.is_remote(self.log_dir) else self.log_dir
+        options = {} if self.options is None else {"profiler_options": self.options}
+        folder: Path | None = None
         try:
             with self._slice("jax.profiler.start_trace"):
-                self._begin(step + 1)
+                if local is not None:
+                    storage.make_folders(Path(local))
+                folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self.index}-", dir=local))
+                self.jax.profiler.start_trace(os.fspath(folder), **options)
+                self._folder = folder
+                self._anchor(step + 1)
         except BaseException:
             self.windows.ended(self.clock.monotonic_ns())
-            folder, self._folder = self._folder, None
-            if folder is not None:
+            if self.is_tracing:
+                self._folder = None
                 with suppress(Exception):
                     self.jax.profiler.stop_trace()
+            if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         self.windows.started()
         self.annotate(step + 1)
         logger.info("tracekit: JAX records from step %d on", step + 1)
 
-    def _begin(self, first_step: int) -> None:
-        local = None if storage.is_remote(self.log_dir) else self.log_dir
-        if local is not None:
-            storage.make_folders(Path(local))
-        folder = Path(tempfile.mkdtemp(prefix=f".tracekit-process{self.index}-", dir=local))
-        options = {} if self.options is None else {"profiler_options": self.options}
-        try:
-            self.jax.profiler.start_trace(os.fspath(folder), **options)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        self._folder = folder
-        try:
-            for _ in range(_ANCHORS):
-                self._anchor(first_step)
-        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and also has an xplane.pb
-            logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
-
     def _anchor(self, first_step: int) -> None:
         """Write the time into the trace, because JAX does not write the start of the times."""
-        who = {name: getattr(self.process, name) or default for name, default in _IDENTITY.items()}
-        with self.jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
-            wall_ns = self.clock.wall_ns()
-            annotation.set_metadata(wall_ns=wall_ns)
+        who = {name: getattr(self.process, name, None) or default for name, default in _IDENTITY.items()}
+        try:
+            for _ in range(_ANCHORS):
+                with self.jax.profiler.TraceAnnotation(ANCHOR_EVENT, first_step=first_step, **who) as annotation:
+                    annotation.set_metadata(wall_ns=self.clock.wall_ns())
+        except Exception as error:  # noqa: BLE001 - another version of JAX may throw anything, and also has an xplane.pb
+            logger.warning("tracekit: the JAX trace has no reading of the clock, and needs its xplane.pb: %r", error)
 
     def annotate(self, step: int | None) -> None:
         """End the annotated step, and begin the next one, if a trace runs and steps are annotated; None begins none."""
@@ -165,8 +158,16 @@ class TraceRecorder:
     def _write(self, folder: Path, held: Held, cut_by: str) -> None:
         """End JAX's trace and move its files, on the writing thread."""
         begin_ns = self.clock.monotonic_ns()
+        files: list[str] = []
         try:
-            files = self._end(folder, held.first, keep=held.steps > 0 or not cut_by)
+            try:
+                self.jax.profiler.stop_trace()
+            except BaseException:
+                self._move(folder, held.first)  # somebody else has stopped it, which has written the files
+                raise
+            if held.steps > 0 or not cut_by:
+                files = self._move(folder, held.first)
+            shutil.rmtree(folder, ignore_errors=True)
         except Exception as error:  # noqa: BLE001 - whatever JAX or the storage throws, training goes on
             self.report(error)
             return
@@ -185,31 +186,22 @@ class TraceRecorder:
             message += f"; these are {held.steps} of {held.wanted} steps, as {cut_by or 'the end'} came first{again}"
             self._notices.warn("cut", "%s", message)
 
-    def _end(self, folder: Path, first_step: int, *, keep: bool) -> list[str]:
-        """End JAX's trace, and return its files, or delete them."""
-        try:
-            self.jax.profiler.stop_trace()
-        except BaseException:
-            # Somebody else has stopped it, which has written the files.
-            self._move(folder, first_step)
-            raise
-        if keep:
-            return self._move(folder, first_step)
-        shutil.rmtree(folder, ignore_errors=True)
-        return []
-
     def _move(self, folder: Path, first_step: int) -> list[str]:
         """Move the files to their place, and remove the folder; a `StorageError` says where they are left."""
         found = sorted(file for file in folder.rglob("*") if file.is_file())
-        hosts = {file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}
-        names = {file: self._name(file.name, hosts) for file in found}
+        hosts = sorted({file.name.removesuffix(_XPLANE) for file in found if file.name.endswith(_XPLANE)}, key=len)
+        is_private = self.process is not None and self.process.private
+        names: dict[Path, str] = {}
+        for file in found:
+            # JAX names files by the host; they get the number of the process, and keep the host where it is not private.
+            host = next((host for host in reversed(hosts) if file.name.startswith(f"{host}.")), "")
+            rest = file.name.removeprefix(f"{host}.")
+            names[file] = f"process{self.index}{'' if is_private or not host else f'-{host}'}.{rest}"
         try:
-            if self.process.private:
-                for file in found:
-                    _hide_host(file)
-            moved = []
             session = self._session(first_step, list(names.values()))
             for file, name in names.items():
+                if is_private and name.endswith(_XPLANE):
+                    _hide_host(file)
                 target = f"{session}/{name}"
                 if storage.is_remote(target):
                     storage.put(os.fspath(file), target)
@@ -217,19 +209,10 @@ class TraceRecorder:
                     storage.make_folders(Path(target).parent)
                     file.chmod(storage.PRIVATE_MODE)
                     file.replace(target)
-                moved.append(target)
         except (StorageError, OSError, ValueError) as error:
             raise StorageError(f"{error}; the JAX trace is left in {folder}") from error
         shutil.rmtree(folder, ignore_errors=True)
-        return moved
-
-    def _name(self, name: str, hosts: set[str]) -> str:
-        """Return the name that a file gets: with the number of the process, and without the host where that is private."""
-        own = f"process{self.index}"
-        for host in sorted(hosts, key=len, reverse=True):
-            if name.startswith(f"{host}."):
-                return f"{own}{name.removeprefix(host)}" if self.process.private else f"{own}-{name}"
-        return f"{own}.{name}"
+        return [f"{session}/{name}" for name in names.values()]
 
     def _session(self, first_step: int, names: list[str]) -> str:
         """Return a folder without files of this process: the log directory may hold an earlier run."""
@@ -245,8 +228,6 @@ class TraceRecorder:
 
 
 def _hide_host(file: Path) -> None:
-    if not file.name.endswith(_XPLANE):
-        return
     hidden = file.with_name(f"{file.name}.private")
     with file.open("rb") as source, hidden.open("wb") as target:
         without_hosts(source, target)

@@ -1,15 +1,56 @@
-"""Windows: decides when JAX traces begin and end. Uses neither JAX nor a clock."""
+"""TraceConfig and Windows: when JAX traces begin and end. Uses neither JAX nor a clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import os
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from tracekit.integrations.jax.config import TraceConfig
+from tracekit.arguments import check_whole
+from tracekit.errors import ConfigError
 
 _MINUTE_NS: Final = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """The checked fields of `JaxProfilerConfig`, without the class that they configure."""
+
+    every_n_epochs: int = -1
+    every_n_steps: int = -1
+    main_process_only: bool = True
+    profile_every_n_minutes: float = 60
+    profile_first_step: int = 10
+    profile_n_steps: int = 5
+    profile_log_dir: str = "tensorboard"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.profile_log_dir, os.PathLike):
+            object.__setattr__(self, "profile_log_dir", os.fspath(self.profile_log_dir))
+        for name in ("every_n_epochs", "every_n_steps"):
+            if getattr(self, name) != -1:
+                check_whole(f"JaxProfilerConfig: {name} (-1 is off)", getattr(self, name))
+        check_whole("JaxProfilerConfig: profile_first_step", self.profile_first_step, 0)
+        check_whole("JaxProfilerConfig: profile_n_steps", self.profile_n_steps)
+        minutes = self.profile_every_n_minutes
+        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not math.isfinite(minutes):
+            raise ConfigError(
+                f"JaxProfilerConfig: profile_every_n_minutes must be a number of minutes, not {minutes!r}"
+            )
+        if not isinstance(self.profile_log_dir, str) or not self.profile_log_dir:
+            raise ConfigError(
+                f"JaxProfilerConfig: profile_log_dir must be a path or URL that is not empty, not {self.profile_log_dir!r}"
+            )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a field, or the default if the name is unknown."""
+        return self.to_dict().get(key, default)
+
+    def to_dict(self) -> dict[str, int | float | bool | str]:
+        """Return the fields and their values."""
+        return asdict(self)
 
 
 class Decision(Enum):

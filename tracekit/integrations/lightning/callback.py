@@ -13,16 +13,16 @@ from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TracekitError
 from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
 from tracekit.integrations.batches import samples_in, tokens_in
-from tracekit.integrations.lightning.action_slices import ActionSlices
-from tracekit.integrations.lightning.framework import profiler_of
-from tracekit.integrations.lightning.profiler import TracekitProfiler
-from tracekit.integrations.lightning.trainer_hooks import (
+from tracekit.integrations.lightning.actions import ActionSlices
+from tracekit.integrations.lightning.framework import (
     NullListener,
     RunCallback,
     close_slices,
     listen,
+    profiler_of,
     record_workers,
 )
+from tracekit.integrations.lightning.profiler import TracekitProfiler
 from tracekit.naming import following_names
 from tracekit.recording.profiler import Profiler, active_profiler
 from tracekit.recording.schedule import CaptureSchedule
@@ -137,13 +137,13 @@ class TracekitCallback(RunCallback):
         if found is None:
             self._at_end.push(profiler)
         if self._workers:
-            self._at_end.callback(record_workers(trainer, profiler))
+            record_workers(self._at_end, trainer, profiler)
         self._counts_evaluation = self._stage != "fit" and int(profiler.timestamp.batch) == 0
         if self.hooks:
             has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
             listener = NullListener() if has_slices else ActionSlices()
             # Other slices begin and end within actions.
-            self._at_end.callback(listen(trainer, listener, outermost=True))
+            listen(self._at_end, trainer, listener, outermost=True)
         if found is None:
             self._at_end.callback(close_slices, trainer)
 

@@ -1,8 +1,10 @@
-"""LoopTimer: books the time of a training loop by stage and cause, and records its slices. Works without Lightning.
+"""LoopTimer: books the time of a training loop by stage and cause; and the values that are logged. Works without Lightning.
 
 Every nanosecond goes to exactly one account: the open batch, else a part of the downtime of the innermost stage. No value is a
 difference of means, so none is negative, and train epoch = train batches + train downtime. A validation run in the middle of a
 training epoch counts only as validation.
+
+The keys of the values, and which of them are always on, are those of Thunder's ``TimeProfiler``.
 """
 
 from __future__ import annotations
@@ -10,16 +12,25 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
-from tracekit.integrations.lightning.actions import CALLBACKS, DATA_LOADING, OTHER, action_of
+from tracekit.errors import ConfigError
+from tracekit.integrations.lightning.actions import (
+    CALLBACKS,
+    DATA_LOADING,
+    OTHER,
+    PARTS,
+    action_of,
+    durations_table,
+)
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from tracekit.clock import Clock
@@ -31,6 +42,27 @@ _BATCH: Final = "batch"
 _STEP: Final = "optimizer step"
 _RUN_EPOCH: Final = "run_training_epoch"
 _CATEGORIES: Final = ("time profiler",)
+DEFAULT_KEYS: Final = (
+    "train batch",
+    "validation batch",
+    "train epoch",
+    "validation epoch",
+    "avg train downtime",
+    "avg val downtime",
+)
+OPTIONAL_KEYS: Final = ("backward", "optimizer step", "total train downtime", "total val downtime")
+# Keys that Thunder's does not have: downtime for each step, its parts, and the time between two epochs
+DETAIL_KEYS: Final = (
+    "train downtime per step",
+    "val downtime per step",
+    *(f"{stage} downtime {part}" for stage in ("train", "val") for part in PARTS),
+    BETWEEN_EPOCHS,
+)
+ALL_KEYS: Final = DEFAULT_KEYS + OPTIONAL_KEYS + DETAIL_KEYS
+_NS: Final = 1_000_000_000
+_ABSENT: Final = -1
+# Functions that make one value of those of several ranks
+REDUCTIONS: Final[Mapping[str, Callable[[Sequence[int]], float]]] = {"mean": mean, "max": max, "min": min}
 
 
 @dataclass
@@ -247,3 +279,78 @@ class LoopTimer:
 
     def _begin_slice(self, name: str, key: str | None = None) -> None:
         self._slices.begin(key or name, marker(name, _CATEGORIES))
+
+
+def epoch_values(epoch: Mapping[str, StageTimes]) -> dict[str, float]:
+    """Return the values of one epoch by key. Values of things that did not happen have no key: none is NaN or negative."""
+    found = stage_values("train", epoch["train"]) | stage_values("validation", epoch["validation"])
+    between_ns = epoch[BETWEEN_EPOCHS].total_ns
+    return found | ({BETWEEN_EPOCHS: between_ns / _NS} if between_ns else {})
+
+
+def stage_values(stage: str, times: StageTimes) -> dict[str, float]:
+    """Return the values of all runs of one stage together; ``<stage> epoch`` is the mean of the runs."""
+    if not times.runs:
+        return {}
+    short = "val" if stage == "validation" else stage
+    downtime_ns = times.downtime_ns.total()
+    found = {f"{stage} epoch": times.total_ns / times.runs, f"total {short} downtime": downtime_ns}
+    found |= {f"{short} downtime {part}": times.downtime_ns[part] for part in PARTS}
+    found |= {name: durations.mean_ns for name, durations in times.within.items()}
+    if times.batches.count:
+        found[f"{stage} batch"] = times.batches.mean_ns
+        found[f"{short} downtime per step"] = downtime_ns / times.batches.count
+    if times.samples:
+        found[f"avg {short} downtime"] = downtime_ns / times.samples
+    return {key: value / _NS for key, value in found.items()}
+
+
+def chosen_keys(keys: Sequence[object], *, details: bool) -> list[str]:
+    """Return the keys to log, sorted: the default ones, those named, all of Thunder's for ``True``.
+
+    Raises:
+        ConfigError: A key is unknown.
+    """
+    unknown = [key for key in keys if key is not True and key not in ALL_KEYS]
+    if unknown:
+        raise ConfigError(
+            f"TimeProfiler has no key {', '.join(map(repr, unknown))}; its keys are {', '.join(map(repr, ALL_KEYS))}, of "
+            f"which the first {len(DEFAULT_KEYS)} are always on, and True stands for the {len(OPTIONAL_KEYS)} after them"
+        )
+    chosen = {*DEFAULT_KEYS, *(key for key in keys if isinstance(key, str))}
+    chosen.update(OPTIONAL_KEYS if any(key is True for key in keys) else (), DETAIL_KEYS if details else ())
+    return sorted(chosen)
+
+
+def keys_of_stage(keys: Sequence[str], stage: str) -> list[str]:
+    """Return the keys of validation renamed for another stage: "test batch", "avg test downtime" ..."""
+    return [key.replace("validation", stage).replace("val ", f"{stage} ") for key in keys if "val" in key]
+
+
+def encode_values(values: Mapping[str, float], keys: Sequence[str]) -> list[int]:
+    """Return values as the nanoseconds of all ``keys`` in their order, for sending; `reduce_ranks` reads them."""
+    return [round(values[key] * _NS) if key in values else _ABSENT for key in keys]
+
+
+def reduce_ranks(rows: Sequence[Sequence[int]], keys: Sequence[str], reduce: str) -> dict[str, float]:
+    """Return one value for each key that any rank has, of the rows that `encode_values` returned on each rank."""
+    columns = zip(keys, zip(*rows, strict=True), strict=True)
+    present = {key: [value for value in column if value != _ABSENT] for key, column in columns}
+    return {key: REDUCTIONS[reduce](values) / _NS for key, values in present.items() if values}
+
+
+def stages_table(stages: Mapping[str, StageTimes]) -> str:
+    """Return the batches of all stages, and the intervals within, as a table, and below it the downtime by stage."""
+    durations = {f"{stage} batch": times.batches for stage, times in stages.items() if times.batches.count}
+    for times in stages.values():
+        durations |= times.within
+    whole_ns = sum(times.total_ns for times in stages.values())
+    lines = [_downtime(stage, times) for stage, times in stages.items() if times.total_ns]
+    return "\n".join([durations_table("Time profiler", durations, whole_ns), "", *lines]) if durations or lines else ""
+
+
+def _downtime(stage: str, times: StageTimes) -> str:
+    downtime_ns = times.downtime_ns.total()
+    found = f"{stage}: {times.total_ns / _NS:.6f} s, of which {downtime_ns / _NS:.6f} s downtime"
+    parts = ", ".join(f"{part} {value / _NS:.6f} s" for part, value in times.downtime_ns.most_common() if value)
+    return f"{found} ({100 * downtime_ns / times.total_ns:.2f} %)" + (f": {parts}" if parts else "")

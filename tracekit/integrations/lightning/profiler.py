@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError
-from tracekit.integrations.lightning.action_slices import ActionSlices
+from tracekit.integrations.lightning.actions import ActionSlices
 from tracekit.integrations.lightning.framework import LightningProfiler
 from tracekit.storage import atomic_write
 

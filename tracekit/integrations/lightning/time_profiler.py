@@ -9,11 +9,12 @@ from tracekit.arguments import check_choice
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.batches import samples_in
 from tracekit.integrations.lightning.callback import records_hooks
-from tracekit.integrations.lightning.framework import device_waits, gathered
-from tracekit.integrations.lightning.loop_timer import LoopTimer, StageTimes
-from tracekit.integrations.lightning.time_values import (
+from tracekit.integrations.lightning.framework import RunCallback, device_waits, gathered, listen
+from tracekit.integrations.lightning.loop_timer import (
     ALL_KEYS,
     REDUCTIONS,
+    LoopTimer,
+    StageTimes,
     chosen_keys,
     encode_values,
     epoch_values,
@@ -22,7 +23,6 @@ from tracekit.integrations.lightning.time_values import (
     stage_values,
     stages_table,
 )
-from tracekit.integrations.lightning.trainer_hooks import RunCallback, listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +115,7 @@ class TimeProfiler(RunCallback):
         self._end()  # of a run that failed unnoticed, because another callback raised
         wait = device_waits(trainer.strategy.root_device) if self._synchronize else None
         self._timer = LoopTimer(self._clock, wait, slices_of_parts=not records_hooks(trainer))
-        self._at_end.callback(listen(trainer, self._timer))
+        listen(self._at_end, trainer, self._timer)
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
