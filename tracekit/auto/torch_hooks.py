@@ -121,7 +121,7 @@ def _recorded(
 def _untraced(
     function: Callable[..., Any], name: str, recorder: AutoRecorder, find_profiler: Callable[[], Profiler | None]
 ) -> Callable[..., Any]:
-    """Return the same for a function that torch keeps from Dynamo: Dynamo passes over both, and this costs less."""
+    """Return the same for a function that torch keeps from Dynamo, without asking whether Dynamo traces it."""
     slices = marker(name)
 
     @functools.wraps(function)
@@ -131,7 +131,6 @@ def _untraced(
         with slices:
             return function(*args, **kwargs)
 
-    when_imported("torch._dynamo.decorators", lambda decorators: decorators.skip(recorded))
     return recorded
 
 
@@ -164,7 +163,8 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
     kind = optimizers.Optimizer
     after_init(kind, RootModules(torch, recorder).follow)
 
-    kind.zero_grad = _untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)
+    zero_grad = _untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)
+    kind.zero_grad = torch._disable_dynamo(zero_grad, recursive=False)  # noqa: SLF001 - as torch does: the same graph break
 
 
 def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
