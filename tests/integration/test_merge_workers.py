@@ -23,7 +23,7 @@ from tracekit.errors import MergeError, StorageError, TraceFormatError
 from tracekit.merge import merge_traces
 from tracekit.merge.execute import executor as merge_executor
 from tracekit.merge.execute.part_store import PartStore
-from tracekit.merge.plan.unit import UnitJob
+from tracekit.merge.plan.plan import UnitJob
 from tracekit.merge.write.json_output import JsonPart
 from tracekit.worker_processes import process_pool
 

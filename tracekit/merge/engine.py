@@ -9,13 +9,11 @@ from tracekit.arguments import check_path, check_paths
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.merged_head import merge_decisions
-from tracekit.merge.align.clock_descriptions import unstated_clocks
-from tracekit.merge.align.placement import place
+from tracekit.merge.align.placement import place, unstated_clocks
 from tracekit.merge.execute.executor import MergeProgress, merge_executor
-from tracekit.merge.inputs import find_inputs, gather
-from tracekit.merge.plan.layout import NAMESPACE, lay_out, namespace_of_collectives
-from tracekit.merge.plan.unit import MergePlan
-from tracekit.merge.rank_order import order_ranks
+from tracekit.merge.plan.plan import NAMESPACE, MergePlan, lay_out, namespace_of_collectives
+from tracekit.merge.plan.titles import order_ranks
+from tracekit.merge.scan.inputs import find_inputs, gather
 from tracekit.merge.write.event_counts import EventCounts, losses_as_json
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import atomic_write, refuse_existing, size_bytes, without_secrets
@@ -28,10 +26,10 @@ if TYPE_CHECKING:
     from tracekit.merge.align.collective_sets import AddedEvent, Member
     from tracekit.merge.align.placement import Placement
     from tracekit.merge.execute.executor import MergeExecutor
-    from tracekit.merge.input import Input
-    from tracekit.merge.plan.unit import UnitJob
-    from tracekit.merge.rank_order import RankOrder
+    from tracekit.merge.plan.plan import UnitJob
+    from tracekit.merge.plan.titles import RankOrder
     from tracekit.merge.report import Causality, MergeReport
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.selection.event_filter import EventFilter
     from tracekit.merge.selection.selection import Selection
     from tracekit.merge.write.pftrace_output import PftraceOutput

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.losses import CUT, FAILED
 from tracekit.formats.merged_head import MAX_KEYS, MAX_VALUE_BYTES
-from tracekit.merge.align.clock_descriptions import duration
+from tracekit.merge.align.placement import duration
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from tracekit import core
 from tracekit.errors import ConfigError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.write import pftrace_output, pftrace_packets
+from tracekit.merge.write.pftrace_events import unit_of
 from tracekit.merge.write.pftrace_output import PftracePart
-from tracekit.merge.write.pftrace_tracks import unit_of
 from tracekit.traces import external_sort
 from tracekit.traces.external_sort import ExternalSort
 

@@ -23,7 +23,7 @@ from tracekit.merge.plan.titles import Process, Thread, better_name, display_ord
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
 if TYPE_CHECKING:
-    from tracekit.merge.plan.unit import UnitInput
+    from tracekit.merge.plan.plan import UnitInput
 
 NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}

@@ -19,10 +19,10 @@ from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.trace_event import encode_json
-from tracekit.merge.input import stamp_of
-from tracekit.merge.plan.unit import InputResult
+from tracekit.merge.plan.plan import InputResult
 from tracekit.merge.report import Drop
-from tracekit.merge.rewrite.unit_rewriter import UnitRewriter
+from tracekit.merge.rewrite.unit import UnitRewriter
+from tracekit.merge.scan.input import stamp_of
 from tracekit.merge.write.event_counts import JoinedFrames, losses_as_json, recording_losses
 from tracekit.merge.write.json_output import JsonOutput, JsonPart
 from tracekit.storage import basename
@@ -32,8 +32,8 @@ from tracekit.wording import consecutive
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tracekit.merge.input import Input
-    from tracekit.merge.plan.unit import MergePlan, UnitResult
+    from tracekit.merge.plan.plan import MergePlan, UnitResult
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.write.event_counts import EventCounts
 
     Progress = Callable[[int, int], None] | None

@@ -9,7 +9,7 @@ from tracekit.formats.json.repair import without_final_backslash
 from tracekit.formats.losses import DROPPED, RecordedFile, RecordingLoss, losses_of_process, stated_losses
 from tracekit.formats.rank_clock import RankClock
 from tracekit.formats.xprof import MOST_EVENTS
-from tracekit.merge.plan.unit import InputResult, UnitResult
+from tracekit.merge.plan.plan import InputResult, UnitResult
 from tracekit.merge.report import Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import basename, without_secrets
 from tracekit.traces.process_identity import identity_of
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracekit.merge.align.placement import Placement
-    from tracekit.merge.input import Input
     from tracekit.merge.report import Causality
+    from tracekit.merge.scan.input import Input
 
 _UNKNOWN: Final = "unknown"
 _VIEWER_LIMIT: Final = f"events after the first {MOST_EVENTS:,}, which only the xplane.pb beside it holds"

@@ -14,8 +14,8 @@ from tracekit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tracekit.merge.plan.plan import MergePlan
     from tracekit.merge.plan.titles import Process
-    from tracekit.merge.plan.unit import MergePlan
 
 _FORMAT_VERSION: Final = 2
 

@@ -13,11 +13,18 @@ from tracekit.formats.trace_event import decode_json
 from tracekit.formats.trace_files import is_other_json, trace_files
 from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
-from tracekit.merge.plan.layout import passes, stride_for, units_of
-from tracekit.merge.processes import assign_keys, check_claims
-from tracekit.merge.rank_order import order_ranks
-from tracekit.merge.ranks import RanksByHand, UnknownRankError, find_ranks, select_ranks, told_ranks
+from tracekit.merge.plan.plan import passes, stride_for, units_of
+from tracekit.merge.plan.titles import order_ranks
 from tracekit.merge.report import LeftOut, OmissionReport
+from tracekit.merge.scan.identity import (
+    RanksByHand,
+    UnknownRankError,
+    assign_keys,
+    check_claims,
+    find_ranks,
+    select_ranks,
+    told_ranks,
+)
 from tracekit.merge.scan.merged_tables import read_tables
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, without_secrets
@@ -27,11 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from tracekit.merge.execute.scratch import ScratchStore
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.selection.selection import Selection
 
     Scanner = Callable[[str, Callable[[int], None] | None], Input]
     _Omission = OmissionReport | LeftOut
+
 
 _MERGES: Final = {
     "composer": "Composer's own merge of the traces beside it",

@@ -8,28 +8,30 @@ can show it, and is counted.
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import EPOCH_NS, EXACT_SPANS_NS, exact_time, format_us, parse_us
-from tracekit.formats.event_fields import PHASES, raw_field, repair_fields, time_field
+from tracekit.formats.event_fields import PHASES, raw_field, raw_number, repair_fields, time_field
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import without_final_backslash
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_dict, decode_or_none, encode_event, encode_json
-from tracekit.merge.plan.layout import DIRECT_IDS, NAMESPACE
+from tracekit.merge.plan.plan import DIRECT_IDS, NAMESPACE, InputResult
 from tracekit.merge.plan.titles import WORK_CATEGORIES, work_of
-from tracekit.merge.plan.unit import InputResult
-from tracekit.merge.rewrite.pair_labels import has_lanes, pair_labels
+from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracekit.merge.align.clock_map import ClockMap
+    from tracekit.merge.align.domains import ClockMap
+    from tracekit.merge.plan.plan import UnitInput, UnitJob
     from tracekit.merge.plan.tracks import UnitTracks
-    from tracekit.merge.plan.unit import UnitInput, UnitJob
     from tracekit.merge.rewrite.rewriter import AnyRewriter
 
     _Row = tuple[int, int, int, int, int]
+
 
 NO_TIME_LIMIT: Final = -(2**63)
 _LATEST_NS: Final = 2**63 - 1
@@ -371,3 +373,39 @@ class EventRewriter:
             # Perfetto's engine crashes on an object with a thousand keys that it does not know.
             self._repaired["unknown_keys_left_out"] += 1
             event.extra = dict(list(extra.items())[:_MAX_EXTRA_KEYS])
+
+
+def has_lanes(item: UnitInput) -> bool:
+    """Return True for an earlier merge with lanes."""
+    return any(lane for known in item.source.processes.values() for _, lane in known.threads.values())
+
+
+def pair_labels(item: UnitInput) -> list[int]:
+    """Return a label for every ``B`` and ``E`` of a file, in its order; both halves of a slice have the same.
+
+    Those of ranks that are not selected are not counted.
+    """
+    chosen = None if item.chosen is None else item.chosen.fresh()
+    halves: dict[tuple[object, object], list[tuple[int, int, bool, bytes, bytes]]] = {}
+    count = 0
+    with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
+        for run in reader.runs():
+            for event in run if chosen is None else chosen.of_ranks(run):
+                phase = event.ph[:1] if type(event.ph) is str else ""
+                if phase not in ("B", "E"):
+                    continue
+                time = time_field(event.ts)
+                if time is not None:
+                    own = time, count, phase == "B", raw_field(event.name), raw_field(event.cat)
+                    halves.setdefault((raw_number(event.pid), raw_number(event.tid)), []).append(own)
+                count += 1
+    labels = [number << 32 | number for number in range(1, count + 1)]  # neither half is 0, which matches anything
+    for found in halves.values():
+        open_: OpenSlices[int] = OpenSlices(sys.maxsize)
+        for _, number, is_begin, *fields in sorted(found):
+            name, category = (field if field != b'""' else b"" for field in fields)
+            if is_begin:
+                open_.begin(name, category, number)
+            elif (begun := open_.end(name, category)) is not None:
+                labels[number] = labels[begun]
+    return labels

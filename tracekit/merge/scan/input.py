@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tracekit.merge.execute.scratch import ScratchStore
     from tracekit.traces.process_identity import KnownProcess
 
+
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
 _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
 _MAX_US: Final = 2**62 // 1000
