@@ -130,18 +130,17 @@ def merge_traces(
         causality, sets = _check_collectives(placed, align, collective_flows=collective_flows)
         plan = _plan(items, placed, order, select, sets, ARGS.index(args), snap_overlaps_ns)
         counts = EventCounts(items)
-        counts.collective_events_added = sum(map(len, plan.added))
         told.begin_writing(items)
         with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:
             rewritten = _write(output, file, plan, workers, told, counts)
-            report = replace(counts.report(output, placed, omissions, causality), rewritten=rewritten)
+            report = counts.report(output, placed, omissions, causality, sum(map(len, plan.added)))
             if report.left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
                 report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
                 _refuse(report)
     if progress is not None:
         progress(1.0, "done")
-    return replace(report, output_bytes=size_bytes(output) or 0)
+    return replace(report, output_bytes=size_bytes(output) or 0, rewritten=rewritten)
 
 
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
@@ -227,7 +226,7 @@ def _write(
     sizes = [sum(plan.inputs[number].bytes_read for number in unit) for unit in units]
 
     def job(unit: int) -> UnitJob:
-        return plan.job(units[unit], written.part(unit), output)
+        return plan.job(units[unit], written.make_encoder(unit), output)
 
     for result in workers.write_units(job, sizes, file, progress):
         counts.take(result)

@@ -135,10 +135,15 @@ class Drop:
     offset_bytes: int | None
     lost: bool
 
-    @staticmethod
-    def is_loss(reason: str) -> bool:
-        """Return True if an event dropped for this reason contained data of the run."""
-        return reason not in _HARMLESS
+
+def is_loss(reason: str) -> bool:
+    """Return True if an event dropped for this reason contained data of the run."""
+    return reason not in _HARMLESS
+
+
+def drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
+    """Return the report of events dropped for a reason."""
+    return Drop(path, reason, count, offset_bytes, is_loss(reason))
 
 
 @dataclass(frozen=True, slots=True)

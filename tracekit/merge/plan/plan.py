@@ -182,22 +182,8 @@ def namespace_of_collectives(ranks: int) -> int:
     return namespace_of(ranks, _PLACES, ranks)
 
 
-class Part(Protocol):
-    """The form of the events of a unit in the output.
-
-    An output is a head, which describes the whole merge, then the events, then a tail. A part knows nothing of the others and
-    can be pickled, so parts may be written anywhere and at any time, as long as they are joined in order.
-    """
-
-    is_text: bool
-    """Whether the output is the text of the events itself, which can be patched, and has a table of stack frames."""
-
-    def encoder(self, folder: str) -> PartEncoder:
-        """Return a new encoder; ``folder`` is that of scratch files."""
-
-
-class PartEncoder(Protocol):
-    """Encodes the events of a unit."""
+class Encoder(Protocol):
+    """Encodes the events of a unit for an output that is not their text."""
 
     def encode(self, events: bytes) -> bytes:
         """Return what the next events add to the output."""
@@ -242,6 +228,8 @@ class UnitJob:
     """A unit and how it is written. It can be pickled.
 
     Attributes:
+        make_encoder: Makes an encoder with scratch files in a folder; None for JSON, which can be patched, and has a table of
+            stack frames.
         output: The name of the output, which says whether it is packed.
         args: Which arguments are kept: 0 all, 1 ids, 2 none.
         snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
@@ -249,7 +237,7 @@ class UnitJob:
 
     inputs: list[UnitInput]
     stride: int
-    part: Part
+    make_encoder: Callable[[str], Encoder] | None
     output: str
     args: int = 0
     ranks: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -316,12 +304,12 @@ class MergePlan:
     args: int = 0
     snap_ns: int = 0
 
-    def job(self, unit: list[int], part: Part, output: str) -> UnitJob:
+    def job(self, unit: list[int], make_encoder: Callable[[str], Encoder] | None, output: str) -> UnitJob:
         """Return the job of rewriting a unit."""
         ranks = {rank for number in unit for rank in self.inputs[number].ranks}
         shown = {rank: (self.ranks.places[rank], self.ranks.text(rank)) for rank in sorted(ranks)}
         inputs = list(map(self._input, unit))
-        return UnitJob(inputs, self.layout.stride, part, output, self.args, shown, self.snap_ns)
+        return UnitJob(inputs, self.layout.stride, make_encoder, output, self.args, shown, self.snap_ns)
 
     def _input(self, number: int) -> UnitInput:
         item, layout, placement = self.inputs[number], self.layout, self.placement

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tracekit.formats.gzip_codec import GzipWriter
     from tracekit.formats.trace_event import Event
     from tracekit.merge.align.collective_sets import AddedEvent
-    from tracekit.merge.plan.plan import PartEncoder, UnitInput, UnitJob
+    from tracekit.merge.plan.plan import Encoder, UnitInput, UnitJob
     from tracekit.merge.plan.titles import Process
     from tracekit.merge.rewrite.rewriter import AnyRewriter
     from tracekit.merge.selection.event_filter import EventFilter
@@ -47,6 +47,8 @@ _MORE: Final = 0
 _ODD: Final = 1
 _NEW: Final = 2
 _TID: Final = b'"tid":'
+_HELD_BYTES: Final = 4 << 20
+"""The output of a unit is held in memory up to this size."""
 _CLOCK_CATEGORY: Final = encode_json(CLOCK_CATEGORY)
 
 
@@ -127,7 +129,7 @@ class UnitRewriter:
 
     def _input(self, item: UnitInput) -> Iterator[None]:
         self.tracks.begin_input(item)
-        frames = _Frames(item, write_out=not self._job.part.is_text)
+        frames = _Frames(item, write_out=self._job.make_encoder is not None)
         events = EventRewriter(self.rewriter, self.tracks, item, self._job, frames.take)
         result = self.result.inputs[item.number] = events.result
         try:
@@ -289,8 +291,18 @@ def _process_table(process: Process) -> bytes:
     )
 
 
-_HELD_BYTES: Final = 4 << 20
-"""The output of a unit is held in memory up to this size."""
+class _TextEncoder:
+    """Leaves events as they are."""
+
+    def __init__(self, folder: str) -> None:
+        del folder
+
+    def encode(self, events: bytes) -> bytes:
+        return events
+
+    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> list[bytes]:
+        del processes
+        return [without_final_backslash(closing())]
 
 
 def write_unit(
@@ -307,10 +319,11 @@ def write_unit(
     """
     unit = UnitRewriter(job, folder, progress)
     start = file.tell()
-    encoder, held, size_bytes = job.part.encoder(folder), [], 0
+    make_encoder = job.make_encoder or _TextEncoder
+    encoder, held, size_bytes = make_encoder(folder), [], 0
     is_written = False
     with packed(job.output, file, behind=pack_behind) as sink:
-        is_patchable = sink is file and job.part.is_text
+        is_patchable = sink is file and job.make_encoder is None
         for _ in unit.steps():
             if is_written:
                 unit.rewriter.write(file.fileno(), start)
@@ -338,7 +351,7 @@ def write_unit(
     if unit.result.twice:
         file.seek(start)
         file.truncate()
-        encoder = job.part.encoder(folder)
+        encoder = make_encoder(folder)
         with packed(job.output, file, behind=pack_behind) as sink:
             for _, text in UnitRewriter(job, folder, progress).patched(unit):
                 sink.write(encoder.encode(text))
@@ -346,6 +359,6 @@ def write_unit(
     return unit.result
 
 
-def _close(unit: UnitRewriter, encoder: PartEncoder, sink: BinaryIO | GzipWriter) -> None:
+def _close(unit: UnitRewriter, encoder: Encoder, sink: BinaryIO | GzipWriter) -> None:
     for piece in encoder.close(unit.processes, unit.closing):
         sink.write(piece)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
@@ -88,9 +88,9 @@ class PftraceOutput:
             parts.insert(0, clock_snapshot(self._start_ns, self._start_ns))
         return b"".join(sequence_packet(_HEAD, part) for part in parts)
 
-    def part(self, unit: int) -> PftracePart:
-        """Return the form of a unit."""
-        return PftracePart(_HEAD + 1 + unit, self._base_ns, self._flow_offset)
+    def make_encoder(self, unit: int) -> Callable[[str], PacketEncoder]:
+        """Return the constructor of the encoder of a unit."""
+        return partial(PacketEncoder, _HEAD + 1 + unit, self._base_ns, self._flow_offset)
 
     def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
         """Return what the ranks lost; packets need no end, and events have their stack frames as an argument."""
@@ -99,36 +99,18 @@ class PftraceOutput:
         return sequence_packet(_HEAD, metadata_value(TOTALS_KEY, totals)) if losses else b""
 
 
-@dataclass(frozen=True, slots=True)
-class PftracePart:
-    """The events of a unit as packets."""
-
-    number: int
-    base_ns: int
-    flow_offset: int
-
-    is_text = False
-
-    def encoder(self, folder: str) -> PacketEncoder:
-        """Return a new encoder."""
-        return PacketEncoder(self, folder)
-
-
 class PacketEncoder:
     """Encodes the events of a unit."""
 
-    def __init__(self, part: PftracePart, folder: str) -> None:
-        self._number = part.number
-        self._base_ns = min(part.base_ns, LAST_NS)
+    def __init__(self, number: int, base_ns: int, flow_offset: int, folder: str) -> None:
+        self._number = number
+        self._base_ns = min(base_ns, LAST_NS)
         self._folder = folder
         self._metadata: Counter[str] = Counter()
-        flow_offset = part.flow_offset
         self._store: AnyStore = (
-            PacketStore(self._number, MAX_TEXTS, self._folder)
+            PacketStore(number, MAX_TEXTS, folder)
             if core.merge is None
-            else core.merge.PftraceEncoder(
-                self._number, self._base_ns, flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES, self._folder
-            )
+            else core.merge.PftraceEncoder(number, self._base_ns, flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES, folder)
         )
         self._records = EventRecords(self._store, self._base_ns, flow_offset)
 
