@@ -144,23 +144,23 @@ def merge_traces(
 
 
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
-    if not output.removesuffix(".gz").endswith(_FORMATS) and not output.endswith(ARCHIVES):
-        endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
-        raise ConfigError(
-            f"{without_secrets(output)}: the output must end with {endings}, or with .tar or .zip for an archive"
-        )
-    if args not in ARGS:
-        raise ConfigError(f"args {args!r}: give one of {', '.join(ARGS)}")
-    if collective_flows and output.endswith(ARCHIVES):
-        raise ConfigError(f"{without_secrets(output)}: an archive has no place for arrows between its traces")
-    if snaps and output.endswith(ARCHIVES):
-        raise ConfigError(
-            f"{without_secrets(output)}: an archive holds its inputs as they are; write .json or .pftrace instead"
-        )
-    if collective_flows and select is not None and select.names is not None:
-        raise ConfigError(
-            "arrows between collectives cannot be added to a selection by name; merge first, and trim that"
-        )
+    shown, is_archive = without_secrets(output), output.endswith(ARCHIVES)
+    endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
+    for is_wrong, problem in (
+        (
+            not is_archive and not output.removesuffix(".gz").endswith(_FORMATS),
+            f"{shown}: the output must end with {endings}, or with .tar or .zip for an archive",
+        ),
+        (args not in ARGS, f"args {args!r}: give one of {', '.join(ARGS)}"),
+        (collective_flows and is_archive, f"{shown}: an archive has no place for arrows between its traces"),
+        (snaps and is_archive, f"{shown}: an archive holds its inputs as they are; write .json or .pftrace instead"),
+        (
+            collective_flows and select is not None and select.names is not None,
+            "arrows between collectives cannot be added to a selection by name; merge first, and trim that",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(problem)
 
 
 def _check_collectives(
@@ -245,15 +245,12 @@ def _drawn_before(item: Input) -> int:
 
 
 def _refuse(report: MergeReport) -> None:
-    lost = [drop for drop in report.dropped if drop.lost]
-    missing = [item for item in report.omitted if not item.harmless]
-    if lost:
-        raise MergeError(
-            f"{lost[0].path}: {lost[0].count} events would be lost ({lost[0].reason}); nothing was written (strict)"
-        )
-    if missing:
-        raise MergeError(f"{missing[0].path}: {missing[0].reason}; nothing was written (strict)")
+    problems = [
+        f"{drop.path}: {drop.count} events would be lost ({drop.reason})" for drop in report.dropped if drop.lost
+    ]
+    problems += [f"{item.path}: {item.reason}" for item in report.omitted if not item.harmless]
     if report.causality is not None and report.causality.violations:
-        raise MergeError(f"{report.causality.words()}; nothing was written (strict)")
-    if report.warnings:
-        raise MergeError(f"{report.warnings[0]}; nothing was written (strict)")
+        problems.append(report.causality.words())
+    problems += report.warnings
+    if problems:
+        raise MergeError(f"{problems[0]}; nothing was written (strict)")

@@ -50,8 +50,6 @@ SELECTED: Final = {
 }
 """Descriptions of the reasons for which the selection excludes an event."""
 
-_HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
-
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
@@ -134,16 +132,6 @@ class Drop:
     count: int
     offset_bytes: int | None
     lost: bool
-
-
-def is_loss(reason: str) -> bool:
-    """Return True if an event dropped for this reason contained data of the run."""
-    return reason not in _HARMLESS
-
-
-def drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
-    """Return the report of events dropped for a reason."""
-    return Drop(path, reason, count, offset_bytes, is_loss(reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, chain
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,9 +25,7 @@ from tracekit.storage import basename, is_remote, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import BrokenExecutor, Executor, Future
-    from contextlib import AbstractContextManager
-    from typing import Any
+    from concurrent.futures import Executor, Future
 
     from tracekit.merge.execute.part_store import PartStore
     from tracekit.merge.plan.plan import UnitJob, UnitResult
@@ -73,32 +71,30 @@ class Workers:
 
     def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
         """Call a function on a worker."""
-        from concurrent.futures import BrokenExecutor
-
         assert self._executor is not None
-        try:
+        with _explained_deaths():
             future = self._executor.submit(function, *args)
-        except BrokenExecutor as error:
-            raise _died(error) from error
         self._futures.add(future)
         return future
 
     def result(self, future: Future[Any]) -> Any:
         """Return the result of a call, or raise its exception."""
-        from concurrent.futures import BrokenExecutor
-
         self._futures.discard(future)
-        try:
+        with _explained_deaths():
             return future.result()
-        except BrokenExecutor as error:
-            raise _died(error) from error
 
 
-def _died(error: BrokenExecutor) -> MergeError:
-    return MergeError(
-        f"a worker of the merge ended before its work was done, perhaps killed for want of memory; nothing was written "
-        f"({error}); try fewer workers"
-    )
+@contextmanager
+def _explained_deaths() -> Iterator[None]:
+    from concurrent.futures import BrokenExecutor  # loaded where there are workers
+
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise MergeError(
+            "a worker of the merge ended before its work was done, perhaps killed for want of memory; nothing was written "
+            f"({error}); try fewer workers"
+        ) from error
 
 
 class SharedWork:
@@ -127,7 +123,7 @@ class SharedWork:
         self._batches: list[range] = []  # in the order they were submitted: the last tasks first
         self._running: dict[Future[Any], range] = {}
         self._done: SimpleQueue[Future[Any]] = SimpleQueue()
-        self._stored: dict[int, int] = {}  # first task of a batch to the place of its result
+        self._stored: dict[int, tuple[int, int]] = {}  # first task of a batch to the place of its result
 
     def take(self) -> int | None:
         """Return a task for this process, None when all tasks are taken."""
@@ -197,17 +193,14 @@ def fitting_pool(output: str, inputs: Sequence[str]) -> Iterator[ProcessPool | N
         The executor; None if one process is as fast, if files are remote, or if no process can be started.
     """
     workers = _fitting_workers(output, inputs)
-    pool = None
-    if workers > 1:
-        from tracekit.worker_processes import ProcessPool
+    with ExitStack() as stack:
+        pool = None
+        if workers > 1:
+            from tracekit.worker_processes import ProcessPool
 
-        # A system that forbids processes, or the locks between them, can still merge.
-        with suppress(OSError, NotImplementedError):
-            pool = ProcessPool(workers)
-    if pool is None:
-        yield None
-        return
-    with pool:
+            # A system that forbids processes, or the locks between them, can still merge.
+            with suppress(OSError, NotImplementedError):
+                pool = stack.enter_context(ProcessPool(workers))
         yield pool
 
 
@@ -215,8 +208,7 @@ def _fitting_workers(output: str, inputs: Sequence[str]) -> int:
     if any(map(is_remote, (output, *inputs))):
         return 1
     paths = [path for path, _ in find_inputs(output, inputs)]
-    sizes = (size_bytes(path) or 0 for path in paths)
-    unpacked = sum(size * (_GZIP_RATIO if path.endswith(".gz") else 1) for path, size in zip(paths, sizes, strict=True))
+    unpacked = sum((size_bytes(path) or 0) * (_GZIP_RATIO if path.endswith(".gz") else 1) for path in paths)
     return min(len(paths), usable_processors(), _MAX_WORKERS) if unpacked >= _MIN_BYTES[start_method()] else 1
 
 
@@ -232,21 +224,15 @@ def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExec
         scratch = ScratchFolder(parent, basename(output))
     except OSError as error:
         raise StorageError(f"{without_secrets(output)}: cannot be written: {error.strerror or error}") from error
-    with (
-        scratch as folder,
-        ScratchStore(folder) as store,
-        _parts(output, executor, folder) as parts,
-        Workers(executor, parts) as workers,
-    ):
-        yield MergeExecutor(folder, store, parts, workers)
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch)
+        store = stack.enter_context(ScratchStore(folder))
+        parts = None
+        if executor is not None:
+            from tracekit.merge.execute.part_store import part_store
 
-
-def _parts(output: str, executor: Executor | None, folder: str) -> AbstractContextManager[PartStore | None]:
-    if executor is None:
-        return nullcontext()
-    from tracekit.merge.execute.part_store import part_store
-
-    return part_store(output, executor, folder)
+            parts = stack.enter_context(part_store(output, executor, folder))
+        yield MergeExecutor(folder, store, parts, stack.enter_context(Workers(executor, parts)))
 
 
 class MergeExecutor:
@@ -359,16 +345,13 @@ def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
 
 
 def _probed(path: str, parts: PartStore) -> bytes:
-    found: Input | Exception
     try:
         parts.check()
-        found = probe(path, _checker(parts))
-        return pickle.dumps(found)
-    except (TraceFormatError, StorageError, MergeError) as error:
-        found = error
+        return pickle.dumps(probe(path, _checker(parts)))
     except RecursionError:  # the header is nested too deeply to be pickled
-        found = RecursionError()
-    return pickle.dumps(found)
+        return pickle.dumps(RecursionError())
+    except (TraceFormatError, StorageError, MergeError) as error:
+        return pickle.dumps(error)
 
 
 def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult], str]:

@@ -47,8 +47,7 @@ class RanksByHand:
         self.ranks = ranks
         self._found: dict[Hashable, list[str]] = {}
         for name in ranks:
-            keys: set[Hashable] = {name} if is_remote(name) else {name, file_identity(name)}
-            for key in keys:
+            for key in {name} if is_remote(name) else {name, file_identity(name)}:
                 self._found.setdefault(key, []).append(name)
 
     def names(self, path: str) -> list[str]:
@@ -302,23 +301,18 @@ def _together(first: ProcessIdentity, second: ProcessIdentity) -> bool:
 
 
 def _same_process(first: ProcessIdentity, second: ProcessIdentity) -> bool:
-    one, two = first.own, second.own
     if first.host and second.host and first.host != second.host:
         return False
-    for key in ("boot_id", "start_ticks"):
-        if one.get(key) is not None and two.get(key) is not None and one[key] != two[key]:
-            return False
+    stated = ((first.own.get(key), second.own.get(key)) for key in ("boot_id", "start_ticks"))
+    if any(None not in pair and pair[0] != pair[1] for pair in stated):
+        return False
     return first.pid == second.pid or min(first.pid, second.pid) < 0
 
 
 def _restarted(first: ProcessIdentity, second: ProcessIdentity) -> bool:
     one, two = first.own, second.own
-    return (
-        first.is_described
-        and second.is_described
-        and one.get("attempt") != two.get("attempt")
-        and bool(one.get("run_id") == two.get("run_id"))
-    )
+    differ = one.get("attempt") != two.get("attempt") and bool(one.get("run_id") == two.get("run_id"))
+    return first.is_described and second.is_described and differ
 
 
 def _is_child(child: ProcessIdentity, other: ProcessIdentity) -> bool:

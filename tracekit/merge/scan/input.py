@@ -13,7 +13,7 @@ from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tracekit.formats.kineto import rank_of_header
 from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
@@ -162,7 +162,7 @@ class Input:
     has_end: bool
     digest: int
     bytes_read: int
-    stored: Head | int
+    stored: Head | tuple[int, int]
     lowest_ns: int | None
     highest_ns: int | None
     epoch_lowest_ns: int | None
@@ -188,14 +188,15 @@ class Input:
     _store: ScratchStore | None = None
 
     def __post_init__(self) -> None:
-        header, metadata, _ = head = self.head()
-        self.base_ns = self._base_ns(head)
+        header, metadata, processes = self.head()
+        base_ns = base_of(header, metadata) or (self.profile and self.profile.start_ns)
+        self.base_ns = base_ns or (0 if self.epoch_lowest_ns is not None else None)
         own = header.get("tracekit")
         stated = metadata or (own if self.kind == "torch" and isinstance(own, dict) else {})
         if self.profile is not None:
             stated = self.profile.identity
         self.identity = {key: stated[key] for key in _KEPT if key in stated}
-        rank = metadata.get("rank")
+        rank, pid = metadata.get("rank"), self.identity.get("pid")
         self.own_rank = rank if isinstance(rank, int) else None
         self.stated_rank = rank_of_header(header)
         if self.stated_rank is None and len(self.composer_ranks) == 1:
@@ -205,7 +206,14 @@ class Input:
         else:
             self.header_left_out = tuple(truncate_header(header)[1])
         self.host_name = header.get("host_name")
-        self.named_pids = self._named_pids(head)
+        if isinstance(pid, int):
+            self.named_pids = ((pid, processes[pid].name if pid in processes else None),)
+        elif self.kind != "xprof":  # which has 701, 1, 2 ... on every host
+            self.named_pids = tuple(
+                (raw, process.name)
+                for raw, process in processes.items()
+                if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
+            )
 
     @property
     def generation(self) -> str:
@@ -255,8 +263,7 @@ class Input:
         if isinstance(self.stored, Head):
             return self.stored
         assert self._store is not None
-        found: Head = self._store.get(self.stored)
-        return found
+        return cast("Head", self._store.get(self.stored))
 
     def read_end(self) -> None:
         """Read a trace to its end if the scan has not seen its last events, and set its latest time."""
@@ -281,22 +288,6 @@ class Input:
             times = [time for text in last for time in _TIMES.findall(text)]
             latest_ns = (max(map(int, times)) + 1) * 1000 if times else 0
             self.highest_ns = max(latest_ns, self.highest_ns or 0) or None
-
-    def _base_ns(self, head: Head) -> int | None:
-        base_ns = base_of(head.header, head.metadata) or (self.profile and self.profile.start_ns)
-        return base_ns or (0 if self.epoch_lowest_ns is not None else None)
-
-    def _named_pids(self, head: Head) -> tuple[tuple[int, str | None], ...]:
-        processes, own = head.processes, self.identity.get("pid")
-        if isinstance(own, int):
-            return ((own, processes[own].name if own in processes else None),)
-        if self.kind == "xprof":  # 701, 1, 2 ... on every host
-            return ()
-        return tuple(
-            (raw, process.name)
-            for raw, process in processes.items()
-            if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
-        )
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -345,15 +336,14 @@ class Input:
 
     def process_identity(self, pid: int) -> ProcessIdentity:
         """Return the identity of a process, by its pid as it ran: of a rank trace or a trace of torch."""
-        told = self.identity
-        own: dict[str, Any] = {key: told[key] for key in IDENTITY_KEYS if key in told}
+        own: dict[str, Any] = {key: self.identity[key] for key in IDENTITY_KEYS if key in self.identity}
         if self.host is not None:
             own.setdefault("host", self.host)
-        clock = told.get("clock")
+        clock = self.identity.get("clock")
         wall_ns = clock.get("wall_ns") if isinstance(clock, dict) else None
         began_ns = max(wall_ns if isinstance(wall_ns, int) else self.start_ns or 0, 0)
-        name = next((name for named, name in self.named_pids if named == pid), None) or ""
-        companions = frozenset(basename(name) for name in self.companions)
+        name = dict(self.named_pids).get(pid) or ""
+        companions = frozenset(map(basename, self.companions))
         return ProcessIdentity(self.rank, pid, own, name, self.kind == "tracekit", began_ns, companions, self.shown)
 
 

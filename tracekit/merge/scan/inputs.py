@@ -45,6 +45,11 @@ _MERGES: Final = {
     "composer": "Composer's own merge of the traces beside it",
     "merged": "the result of an earlier merge",
 }
+_NOT_THERE: Final = "is listed in the index of its recording, and not there"
+_SEGMENT_STATES: Final = {
+    "dropped": "was dropped while recording: the spool was full",
+    "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
+}
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -146,10 +151,15 @@ def _choose(
     chosen: list[tuple[str, bool]] = []
     unread: list[str] = []
     for path, named in files:
-        if not named and (reason := omission_reason(path, present)):
+        reason = None if named else omission_reason(path, present)
+        if (
+            not (named or reason)
+            and basename(path) == PERFETTO_COPY
+            and path.removesuffix(PERFETTO_COPY) in xprof_folders
+        ):
+            reason = "JAX's copy of the trace beside it"
+        if reason:
             omissions.append(OmissionReport(without_secrets(path), reason, harmless=True))
-        elif not named and basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders:
-            omissions.append(OmissionReport(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
         elif select is not None and select.ranks is not None and _is_unwanted(path, by_hand, select):
             unread.append(path)
         else:
@@ -218,14 +228,8 @@ def _listed(path: str) -> list[tuple[str, str]] | None:
 
 
 def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
-    reasons = {
-        "dropped": "was dropped while recording: the spool was full",
-        "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
-    }
     return [
-        OmissionReport(
-            without_secrets(path), reasons.get(state, "is listed in the index of its recording, and not there"), False
-        )
+        OmissionReport(without_secrets(path), _SEGMENT_STATES.get(state, _NOT_THERE), False)
         for path, state in listed
         if path not in present
     ]

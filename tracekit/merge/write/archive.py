@@ -20,10 +20,9 @@ from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.event_fields import raw_number
 from tracekit.formats.trace_event import encode_json
 from tracekit.merge.plan.plan import InputResult
-from tracekit.merge.report import is_loss
 from tracekit.merge.rewrite.unit import UnitRewriter
 from tracekit.merge.scan.input import stamp_of
-from tracekit.merge.write.event_counts import JoinedFrames, losses_as_json, recording_losses
+from tracekit.merge.write.event_counts import JoinedFrames, is_loss, losses_as_json, recording_losses
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import basename
 from tracekit.version import __version__

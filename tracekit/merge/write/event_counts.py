@@ -10,7 +10,7 @@ from tracekit.formats.losses import DROPPED, RecordedFile, RecordingLoss, losses
 from tracekit.formats.rank_clock import RankClock
 from tracekit.formats.xprof import MOST_EVENTS
 from tracekit.merge.plan.plan import InputResult, UnitResult
-from tracekit.merge.report import InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair, drop_of
+from tracekit.merge.report import Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import basename, without_secrets
 from tracekit.traces.process_identity import identity_of
 
@@ -18,13 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracekit.merge.align.placement import Placement
-    from tracekit.merge.report import Causality, Drop
+    from tracekit.merge.report import Causality
     from tracekit.merge.scan.input import Input
 
+_HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
 _UNKNOWN: Final = "unknown"
 _VIEWER_LIMIT: Final = f"events after the first {MOST_EVENTS:,}, which only the xplane.pb beside it holds"
 _MAX_FRAME_BYTES: Final = 12 << 20
 """Together with the other keys behind the events, no more than `TraceReader` reads there, and little for one machine."""
+
+
+def is_loss(reason: str) -> bool:
+    """Return True if an event dropped for this reason contained data of the run."""
+    return reason not in _HARMLESS
+
+
+def drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
+    """Return the report of events dropped for a reason."""
+    return Drop(path, reason, count, offset_bytes, is_loss(reason))
 
 
 class EventCounts:
