@@ -193,19 +193,9 @@ def _recorded(item: Input, found: InputResult) -> RecordedFile:
 
 
 def _input_report(item: Input, events: int) -> InputReport:
-    return InputReport(
-        path=item.shown,
-        kind=item.kind,
-        rank=item.rank,
-        rank_source=item.rank_source,
-        form=item.form,
-        generation=item.generation,
-        base_time_ns=item.base_ns,
-        host=item.host,
-        events=events,
-        bytes=item.bytes_read,
-        header_left_out=item.header_left_out,
-    )
+    times = item.generation, item.base_ns, item.host
+    stated = item.shown, item.kind, item.rank, item.rank_source, item.form
+    return InputReport(*stated, *times, events, item.bytes_read, item.header_left_out)
 
 
 def _rank_report(rank: int, clock: RankClock | None, processes: list[str]) -> RankReport:

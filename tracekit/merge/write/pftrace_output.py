@@ -129,7 +129,7 @@ class PacketEncoder:
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
         """Yield the names of the processes and threads, and the packets of all events but metadata."""
         yield self.encode(closing(names=False))
-        yield b"".join(describe_tracks(self._number, processes))
+        yield b"".join(sequence_packet(self._number, block(60, track)) for track in describe_tracks(processes))
         while True:
             with self._storage_errors():
                 piece = self._store.packets()
@@ -167,13 +167,8 @@ class PacketEncoder:
             raise StorageError(f"the scratch file in {self._folder} cannot be written or read: {error}") from error
 
 
-def describe_tracks(sequence: int, processes: Sequence[Process]) -> Iterator[bytes]:
-    """Yield a packet for every process, group and thread, parents first. The packets may come before or after the events."""
-    for description in _descriptions(processes):
-        yield sequence_packet(sequence, block(60, description))
-
-
-def _descriptions(processes: Sequence[Process]) -> Iterator[bytes]:
+def describe_tracks(processes: Sequence[Process]) -> Iterator[bytes]:
+    """Yield a description of every process, group and thread, parents first. They may come before or after the events."""
     owners: dict[int, int] = {}  # the pid of the rank's own process
     for process in processes:
         if process.key[0] == CPU:
