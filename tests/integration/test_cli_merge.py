@@ -287,7 +287,7 @@ def test_an_interrupt_leaves_nothing_behind(
     def interrupt(*_: Any, **__: Any) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tracekit.merge.rewrite.general.encode_event", interrupt)
+    monkeypatch.setattr("tracekit.merge.rewrite.events.encode_event", interrupt)
     assert main(["merge", "-o", str(tmp_path / "merged.json"), str(folder)]) == 130
     one_sentence(capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

@@ -23,8 +23,7 @@ from tracekit.errors import MergeError, StorageError, TraceFormatError
 from tracekit.merge import merge_traces
 from tracekit.merge.execute import executor as merge_executor
 from tracekit.merge.execute.part_store import PartStore
-from tracekit.merge.plan.unit import UnitJob
-from tracekit.merge.write.json_output import JsonPart
+from tracekit.merge.plan.plan import UnitJob
 from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
@@ -308,6 +307,6 @@ def test_parts_are_joined_where_the_kernel_cannot_copy(
 
 
 def test_an_output_that_workers_cannot_write_is_told(tmp_path: Path) -> None:
-    job = UnitJob([], 100_000, JsonPart(), "out.json")
+    job = UnitJob([], 100_000, None, "out.json")
     with pytest.raises(StorageError, match=r"out\.json: cannot be written: No such file or directory"):
         merge_executor._write_part([job], PartStore(str(tmp_path / "missing")))

@@ -18,7 +18,7 @@ from tests.property.test_merge_properties import BASE_NS, load, timed
 from tracekit.errors import MergeError
 from tracekit.formats.decimal_time import format_us
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.plan.layout import namespace_of
+from tracekit.merge.plan.plan import namespace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

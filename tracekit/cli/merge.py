@@ -16,7 +16,7 @@ from tracekit.errors import CommandError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.align.placement import ALIGN
 from tracekit.merge.execute.executor import fitting_pool
-from tracekit.merge.rank_order import GROUP_BY
+from tracekit.merge.plan.titles import GROUP_BY
 from tracekit.storage import refuse_existing, without_secrets
 from tracekit.wording import rank_spans
 

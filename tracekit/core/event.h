@@ -14,7 +14,7 @@ enum field {
     F_STACK = 1 << 19, F_ARGS = 1 << 20
 };
 
-/* Kinds of ids: ID_DIRECT is a number of a flow that fits a namespace of tracekit.merge.ids; others are numbers or strings. */
+/* Kinds of ids: ID_DIRECT is a number of a flow that fits a namespace of tracekit.merge.plan.plan; others are numbers or strings. */
 enum id_kind { ID_ODD, ID_DIRECT, ID_NUMBER, ID_STRING };
 #define DIRECT_IDS 5000000000u
 

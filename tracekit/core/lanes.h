@@ -1,4 +1,4 @@
-/* Slices that overlap without nesting, moved to lanes of their own: see tracekit.merge.lanes. */
+/* Slices that overlap without nesting, moved to lanes of their own: see `Lanes` in tracekit.merge.rewrite.rewriter. */
 
 #ifndef TRACEKIT_LANES_H
 #define TRACEKIT_LANES_H

@@ -392,7 +392,7 @@ static uint64_t async_uuid(const Encoder *self, const Event *event, uint64_t pid
     return HASH_END(hash);
 }
 
-/* Endings of series names, and their units; see `unit_of` in tracekit.merge.write.pftrace_tracks. */
+/* Endings of series names, and their units; see `unit_of` in tracekit.merge.write.pftrace_events. */
 static const char *const units[][2] = {{"bytes_per_s", "bytes/s"}, {"bytes", "bytes"}, {"percent", "%"}, {"ns", "ns"}, {"us", "us"},
     {"\xC2\xB5s", "\xC2\xB5s"}, {"ms", "ms"}, {"s", "s"}};
 #define UNITS (sizeof units / sizeof *units)

@@ -237,7 +237,7 @@ static const char *skip_scalar(Reader *r, const char *p)
     }
 }
 
-/* Notes the number behind a key of arguments that ties events together: see tracekit.merge.ids. */
+/* Notes the number behind a key of arguments that ties events together: see tracekit.merge.rewrite.events. */
 INLINE int note_arg_id(Reader *r, const char *key, const char *value, int depth)
 {
     if (*key == 'c' ? memcmp(key, "correlation", 11) != 0 : (*key | 32) != 'e' || memcmp(key + 1, "xternal id", 10) != 0)

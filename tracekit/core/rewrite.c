@@ -28,7 +28,7 @@ static int append_event(Buffer *buffer, const char *at, const char *end)
     return append(buffer, at, (size_t)(end - at)) && append(buffer, ",", 1);
 }
 
-/* Computes the same integers as ClockMap.offset_at in tracekit.merge.align.clock_map. */
+/* Computes the same integers as ClockMap.offset_at in tracekit.merge.align.domains. */
 static int64_t offset_at(const Rewriter *self, int64_t time)
 {
     size_t low = 0, high = self->knot_count;

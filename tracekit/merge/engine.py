@@ -9,13 +9,11 @@ from tracekit.arguments import check_path, check_paths
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.merged_head import merge_decisions
-from tracekit.merge.align.clock_descriptions import unstated_clocks
-from tracekit.merge.align.placement import place
+from tracekit.merge.align.placement import place, unstated_clocks
 from tracekit.merge.execute.executor import MergeProgress, merge_executor
-from tracekit.merge.inputs import find_inputs, gather
-from tracekit.merge.plan.layout import NAMESPACE, lay_out, namespace_of_collectives
-from tracekit.merge.plan.unit import MergePlan
-from tracekit.merge.rank_order import order_ranks
+from tracekit.merge.plan.plan import NAMESPACE, MergePlan, lay_out, namespace_of_collectives
+from tracekit.merge.plan.titles import order_ranks
+from tracekit.merge.scan.inputs import find_inputs, gather
 from tracekit.merge.write.event_counts import EventCounts, losses_as_json
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import atomic_write, refuse_existing, size_bytes, without_secrets
@@ -28,10 +26,10 @@ if TYPE_CHECKING:
     from tracekit.merge.align.collective_sets import AddedEvent, Member
     from tracekit.merge.align.placement import Placement
     from tracekit.merge.execute.executor import MergeExecutor
-    from tracekit.merge.input import Input
-    from tracekit.merge.plan.unit import UnitJob
-    from tracekit.merge.rank_order import RankOrder
+    from tracekit.merge.plan.plan import UnitJob
+    from tracekit.merge.plan.titles import RankOrder
     from tracekit.merge.report import Causality, MergeReport
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.selection.event_filter import EventFilter
     from tracekit.merge.selection.selection import Selection
     from tracekit.merge.write.pftrace_output import PftraceOutput
@@ -132,38 +130,37 @@ def merge_traces(
         causality, sets = _check_collectives(placed, align, collective_flows=collective_flows)
         plan = _plan(items, placed, order, select, sets, ARGS.index(args), snap_overlaps_ns)
         counts = EventCounts(items)
-        counts.collective_events_added = sum(map(len, plan.added))
         told.begin_writing(items)
         with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:
             rewritten = _write(output, file, plan, workers, told, counts)
-            report = replace(counts.report(output, placed, omissions, causality), rewritten=rewritten)
+            report = counts.report(output, placed, omissions, causality, sum(map(len, plan.added)))
             if report.left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
                 report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
                 _refuse(report)
     if progress is not None:
         progress(1.0, "done")
-    return replace(report, output_bytes=size_bytes(output) or 0)
+    return replace(report, output_bytes=size_bytes(output) or 0, rewritten=rewritten)
 
 
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
-    if not output.removesuffix(".gz").endswith(_FORMATS) and not output.endswith(ARCHIVES):
-        endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
-        raise ConfigError(
-            f"{without_secrets(output)}: the output must end with {endings}, or with .tar or .zip for an archive"
-        )
-    if args not in ARGS:
-        raise ConfigError(f"args {args!r}: give one of {', '.join(ARGS)}")
-    if collective_flows and output.endswith(ARCHIVES):
-        raise ConfigError(f"{without_secrets(output)}: an archive has no place for arrows between its traces")
-    if snaps and output.endswith(ARCHIVES):
-        raise ConfigError(
-            f"{without_secrets(output)}: an archive holds its inputs as they are; write .json or .pftrace instead"
-        )
-    if collective_flows and select is not None and select.names is not None:
-        raise ConfigError(
-            "arrows between collectives cannot be added to a selection by name; merge first, and trim that"
-        )
+    shown, is_archive = without_secrets(output), output.endswith(ARCHIVES)
+    endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
+    for is_wrong, problem in (
+        (
+            not is_archive and not output.removesuffix(".gz").endswith(_FORMATS),
+            f"{shown}: the output must end with {endings}, or with .tar or .zip for an archive",
+        ),
+        (args not in ARGS, f"args {args!r}: give one of {', '.join(ARGS)}"),
+        (collective_flows and is_archive, f"{shown}: an archive has no place for arrows between its traces"),
+        (snaps and is_archive, f"{shown}: an archive holds its inputs as they are; write .json or .pftrace instead"),
+        (
+            collective_flows and select is not None and select.names is not None,
+            "arrows between collectives cannot be added to a selection by name; merge first, and trim that",
+        ),
+    ):
+        if is_wrong:
+            raise ConfigError(problem)
 
 
 def _check_collectives(
@@ -229,7 +226,7 @@ def _write(
     sizes = [sum(plan.inputs[number].bytes_read for number in unit) for unit in units]
 
     def job(unit: int) -> UnitJob:
-        return plan.job(units[unit], written.part(unit), output)
+        return plan.job(units[unit], written.make_encoder(unit), output)
 
     for result in workers.write_units(job, sizes, file, progress):
         counts.take(result)
@@ -248,15 +245,12 @@ def _drawn_before(item: Input) -> int:
 
 
 def _refuse(report: MergeReport) -> None:
-    lost = [drop for drop in report.dropped if drop.lost]
-    missing = [item for item in report.omitted if not item.harmless]
-    if lost:
-        raise MergeError(
-            f"{lost[0].path}: {lost[0].count} events would be lost ({lost[0].reason}); nothing was written (strict)"
-        )
-    if missing:
-        raise MergeError(f"{missing[0].path}: {missing[0].reason}; nothing was written (strict)")
+    problems = [
+        f"{drop.path}: {drop.count} events would be lost ({drop.reason})" for drop in report.dropped if drop.lost
+    ]
+    problems += [f"{item.path}: {item.reason}" for item in report.omitted if not item.harmless]
     if report.causality is not None and report.causality.violations:
-        raise MergeError(f"{report.causality.words()}; nothing was written (strict)")
-    if report.warnings:
-        raise MergeError(f"{report.warnings[0]}; nothing was written (strict)")
+        problems.append(report.causality.words())
+    problems += report.warnings
+    if problems:
+        raise MergeError(f"{problems[0]}; nothing was written (strict)")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.merged_head import CUT, FAILED, MAX_KEYS, MAX_VALUE_BYTES
-from tracekit.merge.align.clock_descriptions import duration
+from tracekit.merge.align.placement import duration
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ SELECTED: Final = {
     "arrow": "ends of arrows whose slices are left out",
 }
 """Descriptions of the reasons for which the selection excludes an event."""
-
-_HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,6 @@ class Drop:
     count: int
     offset_bytes: int | None
     lost: bool
-
-    @staticmethod
-    def is_loss(reason: str) -> bool:
-        """Return True if an event dropped for this reason contained data of the run."""
-        return reason not in _HARMLESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import MergeReport, Selection, merge_traces
 from tracekit.merge.execute.scratch import ScratchStore
-from tracekit.merge.inputs import gather
+from tracekit.merge.scan.inputs import gather
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import is_remote, refuse_existing, remove_all, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
 
 _MOST_PARTS: Final = 1000
 _HOLE: Final = "{part}"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.both_cores import MANY_IDS, merged, small_pieces
 from tracekit import core
-from tracekit.merge.rewrite.general import EventRewriter
+from tracekit.merge.rewrite.events import EventRewriter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracekit import core
 from tracekit.formats.decimal_time import format_us
-from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.domains import ClockMap
 from tracekit.merge.rewrite.rewriter import Rewriter
 
 if TYPE_CHECKING:

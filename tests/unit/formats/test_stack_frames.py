@@ -17,7 +17,7 @@ from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.stack_frames import StackFrames
 from tracekit.formats.trace_event import decode_run
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.rewrite.general import EventRewriter
+from tracekit.merge.rewrite.events import EventRewriter
 from tracekit.merge.write import event_counts
 
 if TYPE_CHECKING:

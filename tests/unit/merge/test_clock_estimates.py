@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.merge.align.clock_map import ClockMap
 from tracekit.merge.align.domains import ClockPath, Evidence, Link, find_paths
 from tracekit.merge.align.estimate import (
     END_NS,
     ClockEstimate,
+    ClockMap,
     SyncPoint,
     estimate_from_ends,
     estimate_from_stays,

@@ -18,7 +18,7 @@ from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.handlers.rank_trace import offset_metadata
 from tracekit.merge import Selection, merge_traces
-from tracekit.merge.align import collective_logs
+from tracekit.merge.align import measure
 from tracekit.testing import FakeClock
 from tracekit.traces.collectives.collector import read_collectives
 
@@ -556,7 +556,7 @@ def test_collectives_are_read_only_where_a_clock_is_unknown(
         read.append(path)
         return read_collectives(path, *args, **options)
 
-    monkeypatch.setattr(collective_logs, "read_collectives", counting)
+    monkeypatch.setattr(measure, "read_collectives", counting)
     done = irregular(16)
     files = {f"{rank}.json": torch_trace(rank, done, seen(), host=hosts[rank]) for rank in (0, 1)}
     _, report = merge(files, align=align, strict=True)

@@ -15,6 +15,21 @@ from tracekit.merge import merge_traces
 if TYPE_CHECKING:
     from pathlib import Path
 
+ARGS = {"correlation": 7, "External id": 3, "Input Dims": [[2, 3]], "stream": 7}
+OPERATORS = [
+    json.dumps({"pid": 1, "tid": 1, **event})
+    for event in (
+        {"ph": "M", "name": "process_name", "args": {"name": "python3"}},
+        {"ph": "X", "name": "op", "ts": 5, "dur": 2, "args": ARGS},
+        {"ph": "X", "name": "plain", "ts": 8, "dur": 2, "args": {"stream": 7}},
+        {"ph": "X", "name": "list", "ts": 8, "dur": 2, "args": [1]},
+        {"ph": "i", "name": "tracekit.gap", "ts": 9, "s": "p", "args": {"lost_events": 2}},
+        {"ph": "C", "name": "loss", "ts": 9, "args": {"value": 1.5}},
+        {"ph": "b", "name": "task", "cat": "c", "id": "1", "ts": 10, "args": {"a": 1}},
+        {"ph": "e", "name": "task", "cat": "c", "id": "1", "ts": 11},
+    )
+]
+
 BOTH = pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False])
 
 
@@ -48,20 +63,29 @@ def merge(path: Path, *, compiled: bool, **options: Any) -> tuple[list[dict[str,
 
 
 @BOTH
-def test_merge_keeps_only_ids_of_arguments_with_args_ids(tmp_path: Path, *, compiled: bool) -> None:
-    bytes_of = '{"ph":"C","name":"memory","pid":0,"tid":7,"ts":9,"args":{"bytes":5}}'
-    path = write_trace(tmp_path / "rank0.json", [kernel(1_000, 2_000), bytes_of, kernel(5_000, 6_000, args={"x": 1})])
-    first, counter, last = merge(path, compiled=compiled, args="ids")[0]
-    assert first["args"] == {"correlation": 5, "External id": 6}
-    assert counter["args"] == {"bytes": 5}
-    assert "args" not in last
+@pytest.mark.parametrize(
+    ("args", "operator"), [("all", ARGS), ("ids", {"correlation": 7, "External id": 3}), ("none", None)]
+)
+def test_merge_keeps_the_arguments_that_are_asked_for(
+    tmp_path: Path, args: str, operator: dict[str, Any] | None, *, compiled: bool
+) -> None:
+    events, lines = merge(write_trace(tmp_path / "rank0.json", OPERATORS), compiled=compiled, args=args)
+    found = {event["name"] + event["ph"]: event.get("args") for event in events}
+    assert "1 file of 1 rank" in lines[0]
+    assert "nothing lost" in lines[0]
+    assert found["opX"] == operator
+    assert found["plainX"] == ({"stream": 7} if args == "all" else None)
+    assert found["listX"] == ({"args": [1]} if args == "all" else None)
+    assert found["taskb"] == ({"a": 1} if args == "all" else None)
+    assert found["tracekit.gapi"] == {"lost_events": 2}
+    assert found["lossC"] == {"value": "1.5"}  # numbers are read as texts
 
 
-@BOTH
-def test_merge_keeps_no_arguments_with_args_none(tmp_path: Path, *, compiled: bool) -> None:
-    path = write_trace(tmp_path / "rank0.json", [kernel(1_000, 2_000), kernel(3_000, 4_000, args=[1])])
-    events, _ = merge(path, compiled=compiled, args="none")
-    assert [sorted(event) for event in events] == [["cat", "dur", "name", "ph", "pid", "tid", "ts"]] * 2
+def test_archive_leaves_arguments_out_as_well(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "rank0.json", OPERATORS)
+    report = merge_traces(str(tmp_path / "merged.tar"), [str(path)], args="none")
+    assert b"Input Dims" not in (tmp_path / "merged.tar").read_bytes()
+    assert list(report.rewritten or ()) == [str(path)]
 
 
 @BOTH

@@ -19,7 +19,7 @@ from tracekit.capture.folder import ControlFolder
 from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.kineto import gpu_of_label, rank_in_name
 from tracekit.merge import merge_traces
-from tracekit.merge.ranks import RanksByHand
+from tracekit.merge.scan.identity import RanksByHand
 from tracekit.storage import file_identity
 from tracekit.traces.inputs import find_traces
 from tracekit.worker_processes import process_pool
@@ -503,7 +503,7 @@ def test_ranks_given_by_hand_are_found_with_two_looks_at_each_file(tmp_path: Pat
         looks.append(path)
         return file_identity(path)
 
-    with mock.patch("tracekit.merge.ranks.file_identity", look):
+    with mock.patch("tracekit.merge.scan.identity.file_identity", look):
         by_hand = RanksByHand({path: number for number, path in enumerate(paths)})
         assert [by_hand.names(path) for path in paths] == [[path] for path in paths]
     assert len(looks) == 2 * count

@@ -16,7 +16,7 @@ from tests.both_cores import damaged
 from tracekit import core
 from tracekit.errors import StorageError
 from tracekit.merge.write import pftrace_output
-from tracekit.merge.write.pftrace_output import PacketEncoder, PftracePart
+from tracekit.merge.write.pftrace_output import PacketEncoder
 
 pytestmark = pytest.mark.core
 
@@ -87,7 +87,7 @@ def text_of(source: random.Random) -> bytes:
 
 def encoded(runs: list[bytes]) -> bytes | type[Exception]:
     """Return the packets of runs of events, or the kind of error."""
-    part = PftracePart(3, 1_790_857_026_000_000_000, 2**63 + 17).encoder(tempfile.gettempdir())
+    part = PacketEncoder(3, 1_790_857_026_000_000_000, 2**63 + 17, tempfile.gettempdir())
     try:
         return b"".join([part.encode(run) for run in runs] + list(part.close([], lambda **_: b"")))
     except ValueError as error:
@@ -142,7 +142,7 @@ def test_the_core_encodes_usual_events_itself(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_failing_disk_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
-    encoder = PftracePart(3, 0, 0).encoder(str(tmp_path / "missing"))
+    encoder = PacketEncoder(3, 0, 0, str(tmp_path / "missing"))
     with pytest.raises(StorageError, match=r"the scratch file in .*missing cannot be written or read: .*No such file"):
         encoder.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
 
@@ -150,7 +150,7 @@ def test_a_failing_disk_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the file without a name in /proc")
 def test_a_scratch_file_that_is_lost_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pftrace_output, "MAX_MEMORY_BYTES", 0)
-    encoder = PftracePart(3, 0, 0).encoder(str(tmp_path))
+    encoder = PacketEncoder(3, 0, 0, str(tmp_path))
     encoder.encode(b'{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}')
     assert list(tmp_path.iterdir()) == []
     opened = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 import tempfile
 from collections import Counter
 from functools import partial
@@ -19,8 +18,7 @@ from tracekit import core
 from tracekit.errors import ConfigError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.write import pftrace_output, pftrace_packets
-from tracekit.merge.write.pftrace_output import PftracePart
-from tracekit.merge.write.pftrace_tracks import unit_of
+from tracekit.merge.write.pftrace_events import unit_of
 from tracekit.traces import external_sort
 from tracekit.traces.external_sort import ExternalSort
 
@@ -167,13 +165,6 @@ def test_neither_memory_nor_order_nor_workers_change_a_byte(
         merge_traces(str(outputs[2]), inputs)
     first, second, third = (output.read_bytes() for output in outputs)
     assert first == second == third
-
-
-def test_a_part_can_be_sent_to_another_process(tmp_path: Path) -> None:
-    part = pickle.loads(pickle.dumps(PftracePart(5, 0, 7)))
-    encoder = part.encoder(str(tmp_path))
-    assert encoder.encode(b'{"ph":"X","name":"op","pid":1,"tid":1,"ts":1.000,"dur":1.000},\n') == b""
-    assert b"op" in b"".join(encoder.close([], lambda **_: b""))
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -14,7 +14,7 @@ from tracekit.merge.scan.probe import probe
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
 
 NAMES = [meta("process_name", 100, 0, name="python"), meta("process_labels", 100, 0, labels="CPU")]
 

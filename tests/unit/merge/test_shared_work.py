@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.errors import MergeError
+from tracekit.merge.execute.executor import SharedWork, Workers
 from tracekit.merge.execute.part_store import PartStore
 from tracekit.merge.execute.scratch import ScratchStore
-from tracekit.merge.execute.shared_work import SharedWork, Workers
 
 if TYPE_CHECKING:
     from pathlib import Path

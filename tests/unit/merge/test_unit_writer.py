@@ -15,15 +15,15 @@ from tracekit import core
 from tracekit.cli import main
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
-from tracekit.merge.input import FileStamp
-from tracekit.merge.write import unit_writer
+from tracekit.merge.rewrite import unit as unit_writer
+from tracekit.merge.scan.input import FileStamp
 from tracekit.merge.write.pftrace_output import PacketEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tracekit.merge.plan.unit import UnitResult
+    from tracekit.merge.plan.plan import UnitResult
 
 PYTHON = pytest.param(False, id="python")
 CORE = pytest.param(True, id="core", marks=pytest.mark.core)
@@ -130,7 +130,7 @@ def test_a_file_that_was_replaced_while_it_was_merged_is_refused(inputs: list[st
         return FileStamp(1000, next(stamps), 7)
 
     with (
-        mock.patch("tracekit.merge.rewrite.unit_rewriter.stamp_of", changing),
+        mock.patch("tracekit.merge.rewrite.unit.stamp_of", changing),
         pytest.raises(MergeError, match=r"rank0\.json: the file changed while it was merged"),
     ):
         merge_traces(tmp_path / "out.json", inputs)

@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import ConfigError
-from tracekit.integrations.lightning.actions import (
-    CALLBACKS,
-    DATA_LOADING,
-    OTHER,
-    PARTS,
-    action_of,
-    durations_table,
-)
+from tracekit.integrations.lightning.actions import CALLBACKS, DATA_LOADING, OTHER, PARTS, action_of, durations_table
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.lifecycle import marker
 from tracekit.statistics import DurationStatistics

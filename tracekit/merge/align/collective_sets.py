@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import Raw
-from tracekit.merge.align.collective_logs import CollectiveLog, members_of_groups
+from tracekit.merge.align.measure import CollectiveLog, members_of_groups
 from tracekit.merge.report import Causality
 from tracekit.traces.collectives.matching import match_near
 

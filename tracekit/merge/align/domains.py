@@ -10,20 +10,89 @@ Pairs of domains with a known offset are the links of a graph. The best path thr
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
-
-from tracekit.merge.align.clock_map import ClockMap
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from tracekit.merge.align.estimate import ClockEstimate
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
 
 _NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
 """Names that every host may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockMap:
+    """An offset as a function of time: linear between knots, and beyond them as between the last two.
+
+    A later time never becomes an earlier one, and times that are equal stay so: slices nest as before.
+
+    Attributes:
+        knots: At least one pair of a time and what to add to it, ns, sorted by time; one pair is a constant.
+    """
+
+    knots: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def constant(offset_ns: int) -> ClockMap:
+        """Return the map that adds the same to all times."""
+        return ClockMap(((0, offset_ns),))
+
+    @property
+    def is_constant(self) -> bool:
+        """True if the offset never changes."""
+        return len({offset for _, offset in self.knots}) == 1
+
+    def offset_at(self, time_ns: int) -> int:
+        """Return what to add to a time."""
+        knots = self.knots
+        if len(knots) == 1:
+            return knots[0][1]
+        after = min(max(bisect_right(knots, time_ns, key=itemgetter(0)), 1), len(knots) - 1)
+        (from_ns, first), (to_ns, last) = knots[after - 1], knots[after]
+        return first + (last - first) * (time_ns - from_ns) // (to_ns - from_ns)
+
+    def drift_ppm(self) -> float:
+        """Return by how many µs a second the offset grows from the first knot to the last."""
+        (from_ns, first), (to_ns, last) = self.knots[0], self.knots[-1]
+        return 0.0 if from_ns == to_ns else (last - first) / (to_ns - from_ns) * 1e6
+
+    def inverse(self) -> ClockMap:
+        """Return the way back; to the nanosecond where this map is constant, to one more where it is not."""
+        return ClockMap(tuple((time + offset, -offset) for time, offset in self.knots))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockEstimate:
+    """The offset from one clock to another.
+
+    Attributes:
+        map: The offset as a function of the first clock's time.
+        from_ns, to_ns: The time of the first and the last measurement, on the first clock.
+        error_ns: The error between these times.
+        wander_ppb: The growth of the error with each second before or after them, in ns.
+    """
+
+    map: ClockMap
+    from_ns: int
+    to_ns: int
+    error_ns: int
+    wander_ppb: int
+    count: int
+
+    def error_at(self, time_ns: int) -> int:
+        """Return how far the offset can be off at a time."""
+        away_ns = max(self.from_ns - time_ns, time_ns - self.to_ns, 0)
+        return self.error_ns + -(-self.wander_ppb * away_ns // 1_000_000_000)
+
+    def inverse(self) -> ClockEstimate:
+        """Return what the second clock says of the first."""
+        start, end = (time + self.map.offset_at(time) for time in (self.from_ns, self.to_ns))
+        return ClockEstimate(self.map.inverse(), start, end, self.error_ns, self.wander_ppb, self.count)
 
 
 class Evidence(IntEnum):

@@ -1,4 +1,4 @@
-"""Estimate offset, drift and error between two clocks from measurements.
+"""Estimate offset, drift and error between two clocks from measurements, in exact integer arithmetic.
 
 There are two kinds of measurements. The ends of a matched collective are one moment on two clocks. They give a robust
 estimate, and a refusal if they disagree. Exchanges over the network (`tracekit.clock.ClockOffset`), and the rule that no
@@ -8,14 +8,14 @@ member leaves a collective before all have come, bound the offset, so the stated
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tracekit.merge.align.clock_map import ClockMap
+from tracekit.merge.align.domains import ClockEstimate, ClockMap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 UNKNOWN_DRIFT_PPB: Final = 200_000
 """How fast two clocks may part where nothing was measured: each may be off by 100 ppm, in opposite directions."""
@@ -44,35 +44,6 @@ _LINE_POINTS: Final = 8
 _SLOPE_POINTS: Final = 200
 _SYNC_POINTS: Final = 300
 _HALVINGS: Final = 60
-
-
-@dataclass(frozen=True, slots=True)
-class ClockEstimate:
-    """The offset from one clock to another.
-
-    Attributes:
-        map: The offset as a function of the first clock's time.
-        from_ns, to_ns: The time of the first and the last measurement, on the first clock.
-        error_ns: The error between these times.
-        wander_ppb: The growth of the error with each second before or after them, in ns.
-    """
-
-    map: ClockMap
-    from_ns: int
-    to_ns: int
-    error_ns: int
-    wander_ppb: int
-    count: int
-
-    def error_at(self, time_ns: int) -> int:
-        """Return how far the offset can be off at a time."""
-        away_ns = max(self.from_ns - time_ns, time_ns - self.to_ns, 0)
-        return self.error_ns + -(-self.wander_ppb * away_ns // 1_000_000_000)
-
-    def inverse(self) -> ClockEstimate:
-        """Return what the second clock says of the first."""
-        start, end = (time + self.map.offset_at(time) for time in (self.from_ns, self.to_ns))
-        return ClockEstimate(self.map.inverse(), start, end, self.error_ns, self.wander_ppb, self.count)
 
 
 class SyncPoint(NamedTuple):

@@ -1,34 +1,142 @@
-"""Measure how the clocks of a merge stand to each other, by the evidence that is cheapest to read."""
+"""Measure how the clocks of a merge stand to each other, by the evidence that is cheapest to read.
+
+Collectives are packed by process group: alignment looks at one group of thousands of ranks at a time.
+"""
 
 from __future__ import annotations
 
+import pickle
 import re
+import zlib
+from dataclasses import dataclass
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.merge.align.clock_descriptions import stated_clocks
-from tracekit.merge.align.clock_map import ClockMap
-from tracekit.merge.align.collective_logs import CollectiveReader, members_of_groups
-from tracekit.merge.align.domains import Evidence, Link, find_paths, monotonic_base_ns
+from tracekit.merge.align.domains import ClockEstimate, ClockMap, Evidence, Link, find_paths, monotonic_base_ns
 from tracekit.merge.align.estimate import (
     CPU_END_NS,
     END_NS,
     MANY,
-    ClockEstimate,
     SyncPoint,
     estimate_from_ends,
     estimate_from_stays,
     estimate_from_sync,
 )
+from tracekit.merge.scan.merged_tables import stated_clocks
 from tracekit.storage import basename
+from tracekit.traces.collectives.collector import by_group, read_collectives, thinned
 from tracekit.traces.collectives.matching import match
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
-    from tracekit.merge.align.collective_logs import CollectiveLog
     from tracekit.merge.align.domains import ClockDomain
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
     from tracekit.traces.collectives.collector import Collective
+
+
+Group = tuple[str, str]
+"""Name and members of a process group."""
+
+_MAX_READ: Final = 20_000
+_MAX_OF_GROUP: Final = 300
+"""How many collectives of a process group are kept: enough for the clocks, and little for thousands of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveLog:
+    """The collectives of one rank in one input.
+
+    Attributes:
+        to_domain_ns: The offset from the time of the file to that of the domain.
+        groups: The synchronising collectives of each process group, packed, sorted by group.
+        sent: Sends and receives with known partners, packed.
+    """
+
+    number: int
+    rank: int
+    domain: int
+    to_domain_ns: int
+    groups: dict[Group, bytes]
+    sent: bytes
+
+    @staticmethod
+    def of(number: int, rank: int, domain: int, to_domain_ns: int, found: list[Collective]) -> CollectiveLog:
+        """Pack collectives that are in the order of their ends."""
+        groups = {(intern(name), intern(members)): _packed(ones) for (name, members), ones in by_group(found)}
+        messages = [one for one in found if one.label.peers is not None]
+        return CollectiveLog(number, rank, domain, to_domain_ns, groups, _packed(messages) if messages else b"")
+
+    def of_group(self, group: Group) -> list[Collective]:
+        """Return the synchronising collectives of a process group, in the order of their ends."""
+        return _unpacked(self.groups[group])
+
+    def messages(self) -> list[Collective]:
+        """Return sends and receives with known partners."""
+        return _unpacked(self.sent) if self.sent else []
+
+
+class CollectiveReader:
+    """Reads the collectives of inputs, each once."""
+
+    def __init__(self, items: Sequence[Input], domains: Sequence[ClockDomain]) -> None:
+        self._items = items
+        self._domains = domains
+        self._domain_of = {member: place for place, domain in enumerate(domains) for member in domain.members}
+        self._read: dict[int, list[CollectiveLog]] = {}
+        self.sampled: set[int] = set()
+        """The inputs of which only a sample was read."""
+
+    def logs(self, numbers: Iterable[int] = (), *, sampled: bool = True) -> list[CollectiveLog]:
+        """Return all logs that were read, after reading some of these inputs, as far as alignment needs them.
+
+        A sample of a large input is enough where ``sampled``.
+        """
+        for number in numbers:
+            if number not in self._read or (number in self.sampled and not sampled):
+                self._read[number] = self._logs(number, most=_MAX_READ, sampled=sampled)
+        return [log for _, logs in sorted(self._read.items()) for log in logs]
+
+    def every_collective(self) -> list[CollectiveLog]:
+        """Return logs of all inputs with every collective."""
+        return [log for number in range(len(self._items)) for log in self._logs(number)]
+
+    def _logs(self, number: int, *, most: int | None = None, sampled: bool = False) -> list[CollectiveLog]:
+        item, domain = self._items[number], self._domain_of[number]
+        if item.kind == "tracekit":  # it holds markers, and no collectives
+            return []
+        ranks = item.rank_of_pid or None
+        found = read_collectives(item.path, ranks, most=most, sampled=True) if sampled else None
+        self.sampled.add(number)
+        if found is None:
+            self.sampled.remove(number)
+            found = read_collectives(item.path, ranks, most=most, follow=item.note_end) or {}
+        to_domain_ns = (item.base_ns or 0) + self._domains[domain].shifts[number]
+        by_rank = {item.rank if rank is None else rank: ones for rank, ones in found.items()}
+        return [
+            CollectiveLog.of(number, rank, domain, to_domain_ns, ones if most is None else thinned(ones, _MAX_OF_GROUP))
+            for rank, ones in by_rank.items()
+            if rank in item.ranks  # of an earlier merge, some ranks may not be selected
+        ]
+
+
+def members_of_groups(logs: Iterable[CollectiveLog]) -> dict[Group, list[CollectiveLog]]:
+    """Return the members that synchronised in each process group, by rank."""
+    groups: dict[Group, list[CollectiveLog]] = {}
+    for log in sorted(logs, key=lambda log: (log.rank, log.number)):
+        for group in log.groups:
+            groups.setdefault(group, []).append(log)
+    return groups
+
+
+def _packed(collectives: list[Collective]) -> bytes:
+    return zlib.compress(pickle.dumps(collectives, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def _unpacked(data: bytes) -> list[Collective]:
+    found: list[Collective] = pickle.loads(zlib.decompress(data))  # noqa: S301 - packed by this process
+    return found
+
 
 _MOST_HUBS: Final = 8
 _NO_EVIDENCE: Final = "no clock exchange with them and no collectives of both"

@@ -1,34 +1,174 @@
-"""Probe the inputs of a merge and write its units: in this process, and in workers next to it."""
+"""Probe the inputs of a merge and write its units: in this process, and in workers next to it.
+
+This process takes the first task left, the workers take batches from the end. So this process can write the result of each
+of its tasks to its place in the output, and only the results of workers are copied. Without workers it does all tasks.
+"""
 
 from __future__ import annotations
 
 import pickle
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import MergeError, StorageError, TraceFormatError
 from tracekit.merge.execute.scratch import ScratchFolder, ScratchStore, remove_stale
-from tracekit.merge.execute.shared_work import SharedWork, Workers
-from tracekit.merge.inputs import find_inputs
+from tracekit.merge.rewrite.unit import write_unit
+from tracekit.merge.scan.inputs import find_inputs
 from tracekit.merge.scan.probe import probe
-from tracekit.merge.write.unit_writer import write_unit
 from tracekit.processors import start_method, usable_processors
 from tracekit.storage import basename, is_remote, size_bytes, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor, Future
-    from contextlib import AbstractContextManager
-    from typing import Any
 
     from tracekit.merge.execute.part_store import PartStore
-    from tracekit.merge.input import Input
-    from tracekit.merge.plan.unit import UnitJob, UnitResult
+    from tracekit.merge.plan.plan import UnitJob, UnitResult
+    from tracekit.merge.scan.input import Input
     from tracekit.worker_processes import ProcessPool
+
+
+_MAX_RUNNING: Final = 1024
+"""Limit of batches in progress on an executor of unknown size. Each takes 10 to 30 kB here."""
+
+
+class Workers:
+    """The workers of an executor. Use it in a ``with``, which ends when none of them works for this merge any more.
+
+    They stop when ``parts`` says that the merge has ended.
+
+    Without workers, ``max_running`` is 0.
+    """
+
+    def __init__(self, executor: Executor | None, parts: PartStore | None) -> None:
+        self._executor = executor
+        self._parts = parts
+        self._futures: set[Future[Any]] = set()
+        self.max_running = 0
+        if executor is not None:
+            from tracekit.worker_processes import ProcessPool
+
+            self.max_running = executor.workers - 1 if isinstance(executor, ProcessPool) else _MAX_RUNNING
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._parts is not None:
+            self._parts.end()
+        if not self._futures:
+            return
+        from concurrent.futures import wait  # loaded where there are workers
+
+        for future in self._futures:
+            future.cancel()
+        wait(self._futures)
+
+    def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
+        """Call a function on a worker."""
+        assert self._executor is not None
+        with _explained_deaths():
+            future = self._executor.submit(function, *args)
+        self._futures.add(future)
+        return future
+
+    def result(self, future: Future[Any]) -> Any:
+        """Return the result of a call, or raise its exception."""
+        self._futures.discard(future)
+        with _explained_deaths():
+            return future.result()
+
+
+@contextmanager
+def _explained_deaths() -> Iterator[None]:
+    from concurrent.futures import BrokenExecutor  # loaded where there are workers
+
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise MergeError(
+            "a worker of the merge ended before its work was done, perhaps killed for want of memory; nothing was written "
+            f"({error}); try fewer workers"
+        ) from error
+
+
+class SharedWork:
+    """Tasks 0 to n - 1, done from both ends at the same time. Call `take` until it returns None, then iterate `results`.
+
+    ``start`` submits a batch to a worker; ``finished`` is called with its size.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        max_size: int,
+        workers: Workers,
+        start: Callable[[range], Future[Any]],
+        store: ScratchStore,
+        finished: Callable[[int], None],
+    ) -> None:
+        self._sizes = sizes
+        self._max_size = max_size
+        self._workers = workers
+        self._start = start
+        self._store = store
+        self._finished = finished
+        self._first, self._end = 0, len(sizes)
+        self._left = sum(sizes)
+        self._batches: list[range] = []  # in the order they were submitted: the last tasks first
+        self._running: dict[Future[Any], range] = {}
+        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
+        self._stored: dict[int, tuple[int, int]] = {}  # first task of a batch to the place of its result
+
+    def take(self) -> int | None:
+        """Return a task for this process, None when all tasks are taken."""
+        number = self._first if self._first < self._end else None
+        if number is not None:
+            self._first += 1
+            self._left -= self._sizes[number]
+        self.poll()
+        return number
+
+    def poll(self) -> None:
+        """Keep the workers busy. To be called now and then during a long task."""
+        while not self._done.empty():
+            self._receive()
+        while self._first < self._end and len(self._running) < self._workers.max_running:
+            self._submit()
+
+    def results(self) -> Iterator[Any]:
+        """Yield the results of the batches in the order of the tasks."""
+        for batch in reversed(self._batches):
+            while batch.start not in self._stored:
+                self._receive()
+            yield self._store.get(self._stored.pop(batch.start))
+
+    def _submit(self) -> None:
+        # Ever smaller batches, so that all end at about the same time.
+        limit = min(self._max_size, self._left // (2 * (self._workers.max_running + 1)))
+        start, size = self._end - 1, self._sizes[self._end - 1]
+        while start > self._first and size + self._sizes[start - 1] <= limit:
+            start -= 1
+            size += self._sizes[start]
+        batch = range(start, self._end)
+        self._end = start
+        self._left -= size
+        self._batches.append(batch)
+        future = self._start(batch)
+        self._running[future] = batch
+        future.add_done_callback(self._done.put)
+
+    def _receive(self) -> None:
+        future = self._done.get()
+        batch = self._running.pop(future)
+        self._stored[batch.start] = self._store.put(self._workers.result(future))
+        self._finished(sum(self._sizes[number] for number in batch))
+
 
 _READ_SHARE: Final = 0.1
 """The share of reading in the progress of a merge."""
@@ -53,17 +193,14 @@ def fitting_pool(output: str, inputs: Sequence[str]) -> Iterator[ProcessPool | N
         The executor; None if one process is as fast, if files are remote, or if no process can be started.
     """
     workers = _fitting_workers(output, inputs)
-    pool = None
-    if workers > 1:
-        from tracekit.worker_processes import ProcessPool
+    with ExitStack() as stack:
+        pool = None
+        if workers > 1:
+            from tracekit.worker_processes import ProcessPool
 
-        # A system that forbids processes, or the locks between them, can still merge.
-        with suppress(OSError, NotImplementedError):
-            pool = ProcessPool(workers)
-    if pool is None:
-        yield None
-        return
-    with pool:
+            # A system that forbids processes, or the locks between them, can still merge.
+            with suppress(OSError, NotImplementedError):
+                pool = stack.enter_context(ProcessPool(workers))
         yield pool
 
 
@@ -71,8 +208,7 @@ def _fitting_workers(output: str, inputs: Sequence[str]) -> int:
     if any(map(is_remote, (output, *inputs))):
         return 1
     paths = [path for path, _ in find_inputs(output, inputs)]
-    sizes = (size_bytes(path) or 0 for path in paths)
-    unpacked = sum(size * (_GZIP_RATIO if path.endswith(".gz") else 1) for path, size in zip(paths, sizes, strict=True))
+    unpacked = sum((size_bytes(path) or 0) * (_GZIP_RATIO if path.endswith(".gz") else 1) for path in paths)
     return min(len(paths), usable_processors(), _MAX_WORKERS) if unpacked >= _MIN_BYTES[start_method()] else 1
 
 
@@ -88,21 +224,15 @@ def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExec
         scratch = ScratchFolder(parent, basename(output))
     except OSError as error:
         raise StorageError(f"{without_secrets(output)}: cannot be written: {error.strerror or error}") from error
-    with (
-        scratch as folder,
-        ScratchStore(folder) as store,
-        _parts(output, executor, folder) as parts,
-        Workers(executor, parts) as workers,
-    ):
-        yield MergeExecutor(folder, store, parts, workers)
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch)
+        store = stack.enter_context(ScratchStore(folder))
+        parts = None
+        if executor is not None:
+            from tracekit.merge.execute.part_store import part_store
 
-
-def _parts(output: str, executor: Executor | None, folder: str) -> AbstractContextManager[PartStore | None]:
-    if executor is None:
-        return nullcontext()
-    from tracekit.merge.execute.part_store import part_store
-
-    return part_store(output, executor, folder)
+            parts = stack.enter_context(part_store(output, executor, folder))
+        yield MergeExecutor(folder, store, parts, stack.enter_context(Workers(executor, parts)))
 
 
 class MergeExecutor:
@@ -215,16 +345,13 @@ def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
 
 
 def _probed(path: str, parts: PartStore) -> bytes:
-    found: Input | Exception
     try:
         parts.check()
-        found = probe(path, _checker(parts))
-        return pickle.dumps(found)
-    except (TraceFormatError, StorageError, MergeError) as error:
-        found = error
+        return pickle.dumps(probe(path, _checker(parts)))
     except RecursionError:  # the header is nested too deeply to be pickled
-        found = RecursionError()
-    return pickle.dumps(found)
+        return pickle.dumps(RecursionError())
+    except (TraceFormatError, StorageError, MergeError) as error:
+        return pickle.dumps(error)
 
 
 def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult], str]:

@@ -123,21 +123,22 @@ class ScratchStore:
         with contextlib.suppress(OSError):  # what cannot be written any more is of no use
             self._file.close()
 
-    def put(self, value: object) -> int:
+    def put(self, value: object) -> tuple[int, int]:
         """Store a value; return its place."""
+        text = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         try:
             place = self._file.seek(0, os.SEEK_END)
-            pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
+            self._file.write(text)
             self._file.flush()
         except OSError as error:
             raise self._failed("written", error) from error
-        return place
+        return place, len(text)
 
-    def get(self, place: int) -> Any:
+    def get(self, place: tuple[int, int]) -> Any:
         """Return a copy of the value at a place."""
         try:
-            self._file.seek(place)
-            return pickle.load(self._file)  # noqa: S301 - nobody else can write there
+            self._file.seek(place[0])
+            return pickle.loads(self._file.read(place[1]))  # noqa: S301 - nobody else can write there
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise self._failed("read", error) from error
 

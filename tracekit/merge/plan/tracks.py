@@ -22,7 +22,7 @@ from tracekit.merge.plan.titles import Process, Thread, better_name, display_ord
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
 if TYPE_CHECKING:
-    from tracekit.merge.plan.unit import UnitInput
+    from tracekit.merge.plan.plan import UnitInput
 
 NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
@@ -45,7 +45,7 @@ class _Declared:
 
 class _InputTracks:
     def __init__(self, item: UnitInput) -> None:
-        self.item = item
+        self.number, self.source = item.number, item.source
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
         self.declared: dict[Any, _Declared] = {}
         self.places: dict[tuple[Any, Any], tuple[int, int, int]] = {}  # by pid and tid, in any spelling
@@ -56,13 +56,13 @@ class _InputTracks:
     def declaration(self, raw: Any) -> _Declared:
         """Return what is declared of a pid; first what the scan of the input saw."""
         if raw not in self.declared:
-            seen = self.item.source.head().processes.get(raw)
+            seen = self.source.head().processes.get(raw)
             self.declared[raw] = _Declared(None, "") if seen is None else _Declared(seen.name, seen.label)
         return self.declared[raw]
 
     def thread(self, process: Process, pid: Any, tid: Any) -> tuple[int | str, int]:
         """Return what a thread was before an earlier merge, and its lane there."""
-        known = self.item.source.processes.get(pid)
+        known = self.source.processes.get(pid)
         key, lane = (tid, 0) if known is None else known.threads.get(tid, (tid, 0))
         return "Record Window" if process.key[0] == PROFILER and key == "" else key, lane
 
@@ -115,7 +115,7 @@ class UnitTracks:
         """Return the pid and tid of metadata of a process that is known."""
         now = self._inputs[-1]
         raw = raw_number(pid)
-        if now.item.source.passes:
+        if now.source.passes:
             return (raw, raw_number(tid)) if isinstance(raw, int) else (0, 0)
         process = now.processes[raw]
         key = raw_number(tid)
@@ -127,7 +127,7 @@ class UnitTracks:
     def takes_metadata(self, event: Event) -> bool:
         """Note what a metadata event says of names; return True if the event is to be written now."""
         now = self._inputs[-1]
-        if now.item.source.passes:
+        if now.source.passes:
             return self._passes(now, event)
         raw, name = raw_number(event.pid), decode_text(event.name)
         if event.name is UNSET or name in NAMED_METADATA or name in TABLE_EVENTS:
@@ -193,7 +193,7 @@ class UnitTracks:
 
     def pids_of(self, number: int) -> dict[Any, int]:
         """Return the new pid for each pid of an input; -1 for one that only has names."""
-        now = next(now for now in self._inputs if now.item.number == number)
+        now = next(now for now in self._inputs if now.number == number)
         found: dict[Any, int] = dict.fromkeys(
             [*(raw for raw in now.declared if now.declared[raw].count), *now.kept], -1
         )
@@ -212,18 +212,16 @@ class UnitTracks:
         known = now.places.get((pid, tid))
         if known is not None:
             return known
-        if now.item.source.passes:
+        if now.source.passes:
             if not isinstance(pid, int) or not isinstance(tid, int):
-                raise MergeError(
-                    f"{now.item.source.shown}: an event of this merged trace has no process; merge its inputs"
-                )
+                raise MergeError(f"{now.source.shown}: an event of this merged trace has no process; merge its inputs")
             self._logs.append(None)
             now.places[pid, tid] = found = (pid, tid, len(self._logs) - 1)
             return found
         process = self._process(now, pid, b"" if category is UNSET else bytes(category))
         key, lane = now.thread(process, pid, tid)
         # The begins and ends of a native trace have no name that would distinguish them on one track.
-        keeps_lanes = now.item.source.form == "pftrace"
+        keeps_lanes = now.source.form == "pftrace"
         thread = self._thread(process, key, lane if keeps_lanes else 0)
         if thread.log < 0:
             thread.log = len(self._logs)
@@ -235,12 +233,12 @@ class UnitTracks:
         process = now.processes.get(raw)
         if process is not None:
             return process
-        if now.item.source.kind == "merged" and now.item.source.processes:
+        if now.source.kind == "merged" and now.source.processes:
             raise MergeError(
-                f"{now.item.source.shown}: this is an earlier merge, but its process {raw} is not in its own table; "
+                f"{now.source.shown}: this is an earlier merge, but its process {raw} is not in its own table; "
                 "merge its inputs instead"
             )
-        return self._add(now, raw, now.item.source.rank, _key_of(now, raw, category))
+        return self._add(now, raw, now.source.rank, _key_of(now, raw, category))
 
     def _add(self, now: _InputTracks, raw: Any, rank: int, key: ProcessKey, wanted: int | None = None) -> Process:
         """Return a process of a rank; a new one gets the wanted pid, if that is free, or the next."""
@@ -302,14 +300,14 @@ class UnitTracks:
             declared.threads[tid] = title, order
 
     def _settle(self, now: _InputTracks) -> None:
-        item = now.item
+        source = now.source
         for raw, process in now.processes.items():
-            declared, known = now.declaration(raw), item.source.processes.get(raw)
+            declared, known = now.declaration(raw), source.processes.get(raw)
             process.name = better_name(process.name, self._name_of(now, raw, process, declared), process.rank)
             if known is not None:
                 process.host = process.host or known.host
                 process.identity = process.identity or known.identity
-            process.host = process.host or item.source.host
+            process.host = process.host or source.host
             for tid, (title, order) in declared.threads.items():
                 key, lane = now.thread(process, raw, tid)
                 thread = process.threads.get((key, 0))
@@ -322,10 +320,10 @@ class UnitTracks:
                     thread.sort_index = order
 
     def _name_of(self, now: _InputTracks, raw: Any, process: Process, declared: _Declared) -> str:
-        if now.item.source.kind == "merged" and raw in now.item.source.processes:
-            return now.item.source.processes[raw].name
+        if now.source.kind == "merged" and raw in now.source.processes:
+            return now.source.processes[raw].name
         kind, value = process.key
-        if now.item.source.kind == "torch" and kind == CPU:
+        if now.source.kind == "torch" and kind == CPU:
             gpu = gpu_of_label(declared.label)
             if gpu is not None and (process.rank, (GPU, gpu)) not in self.processes:
                 # The label came after the events, whose categories did not tell.
@@ -339,29 +337,29 @@ class UnitTracks:
         if kind == GPU:
             return f"GPU {value}"
         if kind == DEVICE:
-            return str(value) if now.item.source.kind == "xprof" else declared.name or str(value)
+            return str(value) if now.source.kind == "xprof" else declared.name or str(value)
         return declared.name or f"process {raw}"
 
 
 def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
     """Return which process of its rank a pid of an input is."""
-    item, declared = now.item, now.declaration(raw)
+    source, declared = now.source, now.declaration(raw)
     if isinstance(raw, str):
         return (PROFILER, "") if raw in _PSEUDO_PROCESSES else (DEVICE, raw)
-    if item.source.kind == "torch":
+    if source.kind == "torch":
         gpu = gpu_of_label(declared.label)
         if gpu is None and not declared.label and 0 <= raw < 64:
-            seen = item.source.head().processes.get(raw)
+            seen = source.head().processes.get(raw)
             if (category or (seen.category if seen is not None else b"")) in GPU_CATEGORIES:
                 gpu = raw
         if gpu is not None:
             return GPU, gpu
         if raw < 0:
             return OVERHEAD, raw
-    if item.source.kind == "xprof":
+    if source.kind == "xprof":
         # Its pids are arbitrary numbers, 701 for every host, which a real process may have.
         return DEVICE, f"XLA {declared.name or f'process {raw}'}"
-    known = item.source.processes.get(raw)
+    known = source.processes.get(raw)
     return (CPU, raw) if known is None else known.key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
@@ -11,8 +12,9 @@ from tracekit.formats.trace_event import decode_or_none, decode_text, encode_jso
 from tracekit.traces.process_identity import CHILD, CPU, KnownProcess, ProcessIdentity
 
 if TYPE_CHECKING:
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
 
+_MAX_NS: Final = 2**62
 _WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
 
 
@@ -89,4 +91,27 @@ def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 def _damaged(item: Input) -> MergeError:
     return MergeError(
         f"{item.shown}: this is an earlier merge, but its table of processes is damaged; merge its inputs instead"
+    )
+
+
+def stated_clocks(item: Input) -> list[dict[str, Any]]:
+    """Return the clocks that an earlier merge states, those of them that can be read."""
+    clocks = item.head().header.get("tracekit", {}).get("clocks")
+    found = clocks.get("domains") if isinstance(clocks, dict) else None
+    return (
+        [one for one in found if isinstance(one, dict) and _is_map(one.get("knots"))] if isinstance(found, list) else []
+    )
+
+
+def _is_map(knots: Any) -> bool:
+    return (
+        isinstance(knots, list)
+        and bool(knots)
+        and all(
+            isinstance(knot, list)
+            and len(knot) == 2
+            and all(type(value) is int and abs(value) < _MAX_NS for value in knot)
+            for knot in knots
+        )
+        and all(first[0] < second[0] for first, second in pairwise(knots))
     )

@@ -18,7 +18,7 @@ from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, raw_number, time_field
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.input import FileStamp, Head, Input, ProcessScan, stamp_of
+from tracekit.merge.scan.input import FileStamp, Head, Input, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from tracekit.errors import MergeError
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.trace_event import UNSET, Event, duration_of, raw_field, raw_number, time_field
 from tracekit.merge.scan.probe import probe
-from tracekit.merge.selection.criteria import Criteria, WantedNames
-from tracekit.merge.selection.pairs import PAIRED, PairJudge
+from tracekit.merge.selection.criteria import PAIRED, Criteria, PairJudge, WantedNames
 from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tracekit.merge.align.placement import Placement
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.selection.criteria import Spans
     from tracekit.merge.selection.selection import Selection
 

@@ -18,12 +18,11 @@ from tracekit.errors import MergeError
 from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar, write_zip
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.trace_event import encode_json, raw_number
-from tracekit.merge.input import stamp_of
-from tracekit.merge.plan.unit import InputResult
-from tracekit.merge.report import Drop
-from tracekit.merge.rewrite.unit_rewriter import UnitRewriter
-from tracekit.merge.write.event_counts import JoinedFrames, losses_as_json, recording_losses
-from tracekit.merge.write.json_output import JsonOutput, JsonPart
+from tracekit.merge.plan.plan import InputResult
+from tracekit.merge.rewrite.unit import UnitRewriter
+from tracekit.merge.scan.input import stamp_of
+from tracekit.merge.write.event_counts import JoinedFrames, is_loss, losses_as_json, recording_losses
+from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import basename
 from tracekit.version import __version__
 from tracekit.wording import consecutive
@@ -31,8 +30,8 @@ from tracekit.wording import consecutive
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tracekit.merge.input import Input
-    from tracekit.merge.plan.unit import MergePlan, UnitResult
+    from tracekit.merge.plan.plan import MergePlan, UnitResult
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.write.event_counts import EventCounts
 
     Progress = Callable[[int, int], None] | None
@@ -126,7 +125,7 @@ class Archive:
         return encode_json({MANIFEST_KEY: {"version": 1, "files": files, "attributes": attributes}}) + b"\n"
 
     def _rewriter(self, unit: list[int], progress: Progress = None) -> UnitRewriter:
-        return UnitRewriter(self._plan.job(unit, JsonPart(), ""), self._folder, progress)
+        return UnitRewriter(self._plan.job(unit, None, ""), self._folder, progress)
 
     def _rewritten(self, unit: list[int]) -> UnitRewriter:
         rewriter = self._rewriter(unit)
@@ -156,7 +155,7 @@ def _unfit(item: Input, found: InputResult) -> str:
         return "it is not JSON"
     damage = {finding.kind for finding in (*found.repairs, *found.drops)}
     # Files of unknown tools may hold events that only the merge repairs.
-    is_odd = item.kind == "chrome" and (found.repaired or any(map(Drop.is_loss, found.dropped)))
+    is_odd = item.kind == "chrome" and (found.repaired or any(map(is_loss, found.dropped)))
     return "it needs repair" if damage - _ACCEPTED[item.form] or not found.read or is_odd else ""
 
 

@@ -15,7 +15,7 @@ from tracekit.formats.merged_head import (
     stated_losses,
 )
 from tracekit.formats.xprof import MOST_EVENTS
-from tracekit.merge.plan.unit import InputResult, UnitResult
+from tracekit.merge.plan.plan import InputResult, UnitResult
 from tracekit.merge.report import Drop, InputReport, LeftOut, MergeReport, OmissionReport, RankReport, Repair
 from tracekit.storage import basename, without_secrets
 from tracekit.traces.process_identity import identity_of
@@ -24,31 +24,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tracekit.merge.align.placement import Placement
-    from tracekit.merge.input import Input
     from tracekit.merge.report import Causality
+    from tracekit.merge.scan.input import Input
 
+_HARMLESS: Final = frozenset({"unused_process", "rewritten_metadata", "empty_event", "end_without_begin"})
 _UNKNOWN: Final = "unknown"
 _VIEWER_LIMIT: Final = f"events after the first {MOST_EVENTS:,}, which only the xplane.pb beside it holds"
 _MAX_FRAME_BYTES: Final = 12 << 20
 """Together with the other keys behind the events, no more than `TraceReader` reads there, and little for one machine."""
 
 
+def is_loss(reason: str) -> bool:
+    """Return True if an event dropped for this reason contained data of the run."""
+    return reason not in _HARMLESS
+
+
+def drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
+    """Return the report of events dropped for a reason."""
+    return Drop(path, reason, count, offset_bytes, is_loss(reason))
+
+
 class EventCounts:
-    """Counts what is written."""
+    """Counts what is written. The output need not be written in the order of the inputs."""
 
     def __init__(self, items: Sequence[Input]) -> None:
         self.total = UnitResult()
-        self.collective_events_added = 0
         self.stack_frames = JoinedFrames()
         self.losses: list[RecordingLoss] = []
-        self.written_twice: list[int] = []
         self._items = items
         self._all = InputResult()
-        self._events: dict[int, int] = {}
-        # By number of the input: the output need not be written in their order.
-        self._repaired: dict[int, list[Repair]] = {}
-        self._dropped: dict[int, list[Drop]] = {}
-        self._left_out: dict[int, list[LeftOut]] = {}
+        self._events = [0] * len(items)
+        self._findings: dict[int, tuple[list[Repair], list[Drop], list[LeftOut]]] = {}
+        self._written_twice: list[int] = []
 
     def take(self, unit: UnitResult) -> None:
         """Note what became of a unit."""
@@ -63,62 +70,60 @@ class EventCounts:
             self._take_input(number, unit.inputs[number])
         items = [self._items[number] for number in numbers]
         if unit.twice:
-            self.written_twice += {rank for item in items for rank in item.ranks}
+            self._written_twice += {rank for item in items for rank in item.ranks}
         self.losses += recording_losses(items, [unit.inputs[number] for number in numbers])
 
     def _take_input(self, number: int, result: InputResult) -> None:
         path = self._items[number].shown
         self._all.read.update(result.read)
         self._all.written.update(result.written)
-        self._events[number] = result.read.total()
         self._all.clock_events += result.clock_events
+        self._events[number] = result.read.total()
         self.stack_frames.take(result.stack_frames)
         repaired = [Repair(path, found.kind, found.count, found.offset_bytes, found.detail) for found in result.repairs]
         repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(result.repaired.items())]
-        if repaired:
-            self._repaired[number] = repaired
-        dropped = [
-            Drop(path, found.kind, found.count, found.offset_bytes, Drop.is_loss(found.kind)) for found in result.drops
-        ]
-        dropped += [
-            Drop(path, reason, count, None, Drop.is_loss(reason)) for reason, count in sorted(result.dropped.items())
-        ]
-        if dropped:
-            self._dropped[number] = dropped
-        if result.left_out:
-            self._left_out[number] = [LeftOut(path, why, count) for why, count in sorted(result.left_out.items())]
+        dropped = [drop_of(path, found.kind, found.count, found.offset_bytes) for found in result.drops]
+        dropped += [drop_of(path, reason, count) for reason, count in sorted(result.dropped.items())]
+        left_out = [LeftOut(path, why, count) for why, count in sorted(result.left_out.items())]
+        if repaired or dropped or left_out:
+            self._findings[number] = repaired, dropped, left_out
 
     def report(
-        self, output: str, placed: Placement, omissions: Sequence[OmissionReport | LeftOut], causality: Causality | None
+        self,
+        output: str,
+        placed: Placement,
+        omissions: Sequence[OmissionReport | LeftOut],
+        causality: Causality | None,
+        collective_events: int,
     ) -> MergeReport:
         """Return the report, when everything is noted."""
-        total = self.total
+        total, found = self.total, [findings for _, findings in sorted(self._findings.items())]
         events_out = Counter({"M": total.added} if total.added else {}) + self._all.written
-        numbers = range(len(self._items))
-        left_out = [item for item in omissions if isinstance(item, LeftOut)]
         ranks = sorted(placed.clocks.keys() | total.titles.keys())
         return MergeReport(
             output=without_secrets(output),
             output_bytes=0,
             base_time_ns=placed.base_ns,
-            inputs=[_input_report(item, self._events.get(number, 0)) for number, item in enumerate(self._items)],
+            inputs=list(map(_input_report, self._items, self._events)),
             omitted=[item for item in omissions if isinstance(item, OmissionReport)],
-            left_out=left_out + [found for number in numbers for found in self._left_out.get(number, ())],
+            left_out=[
+                item for item in (*omissions, *(one for _, _, own in found for one in own)) if isinstance(item, LeftOut)
+            ],
             recording_losses=_in_order(self.losses),
             ranks=[_rank_report(rank, placed.clocks.get(rank), total.titles.get(rank, [])) for rank in ranks],
             events_in=dict(sorted(self._all.read.items())),
             events_out=dict(sorted(events_out.items())),
             metadata_added=total.added,
-            collective_events_added=self.collective_events_added,
+            collective_events_added=collective_events,
             clock_events_added=self._all.clock_events,
             overlaps_moved=total.moved,
             overlaps_snapped=total.snapped,
             largest_snap_ns=total.largest_snap_ns,
-            repaired=[found for number in numbers for found in self._repaired.get(number, ())],
-            dropped=[found for number in numbers for found in self._dropped.get(number, ())],
+            repaired=[one for own, _, _ in found for one in own],
+            dropped=[one for _, own, _ in found for one in own],
             causality=causality,
-            written_twice=sorted(self.written_twice),
-            warnings=placed.warnings + ([self.stack_frames.warning] if self.stack_frames.warning else []),
+            written_twice=sorted(self._written_twice),
+            warnings=placed.warnings + self.stack_frames.warnings,
         )
 
 
@@ -126,7 +131,7 @@ class JoinedFrames:
     """Takes the frames of one input after the other, up to 12 MiB of text. Beyond that, a frame may stay without its caller."""
 
     def __init__(self) -> None:
-        self.left_out = 0
+        self._left_out = 0
         self._frames: dict[str, bytes] = {}
         self._bytes = 0
 
@@ -137,7 +142,7 @@ class JoinedFrames:
                 continue
             size = len(name) + len(frames[name])
             if self._bytes + size > _MAX_FRAME_BYTES:
-                self.left_out += 1
+                self._left_out += 1
                 continue
             self._frames[name] = frames[name]
             self._bytes += size
@@ -150,14 +155,10 @@ class JoinedFrames:
         return b"{\n%b\n}" % without_final_backslash(found)
 
     @property
-    def warning(self) -> str | None:
-        """A warning for readers of the merged trace, or None."""
-        if not self.left_out:
-            return None
-        return (
-            f"{self.left_out:,} stack frames are left out: those of all inputs take more than {_MAX_FRAME_BYTES >> 20} MiB; "
-            "the events that name them are there"
-        )
+    def warnings(self) -> list[str]:
+        """Warnings for readers of the merged trace."""
+        text = f"{self._left_out:,} stack frames are left out: those of all inputs take more than {_MAX_FRAME_BYTES >> 20} MiB"
+        return [f"{text}; the events that name them are there"] if self._left_out else []
 
 
 def recording_losses(inputs: Sequence[Input], results: Sequence[InputResult]) -> list[RecordingLoss]:
@@ -198,19 +199,9 @@ def _recorded(item: Input, found: InputResult) -> RecordedFile:
 
 
 def _input_report(item: Input, events: int) -> InputReport:
-    return InputReport(
-        path=item.shown,
-        kind=item.kind,
-        rank=item.rank,
-        rank_source=item.rank_source,
-        form=item.form,
-        generation=item.generation,
-        base_time_ns=item.base_ns,
-        host=item.host,
-        events=events,
-        bytes=item.bytes_read,
-        header_left_out=item.header_left_out,
-    )
+    times = item.generation, item.base_ns, item.host
+    stated = item.shown, item.kind, item.rank, item.rank_source, item.form
+    return InputReport(*stated, *times, events, item.bytes_read, item.header_left_out)
 
 
 def _rank_report(rank: int, clock: RankClock | None, processes: list[str]) -> RankReport:

@@ -12,32 +12,9 @@ from tracekit.formats.trace_event import Raw, encode_json
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tracekit.merge.plan.titles import Process
-    from tracekit.merge.plan.unit import MergePlan
+    from tracekit.merge.plan.plan import MergePlan
 
 _FORMAT_VERSION: Final = 2
-
-
-class JsonPart:
-    """The events of a unit as they are; its own encoder."""
-
-    is_text = True
-
-    def encoder(self, folder: str) -> JsonPart:
-        """Return the encoder."""
-        del folder
-        return self
-
-    def encode(self, events: bytes) -> bytes:
-        """Return what the next events add to the output."""
-        return events
-
-    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterable[bytes]:
-        """Return what follows the events of the unit."""
-        del processes
-        return [without_final_backslash(closing())]
 
 
 class JsonOutput:
@@ -52,10 +29,8 @@ class JsonOutput:
         """Return everything up to the first event."""
         return without_final_backslash(describe(self._plan)[:-1]) + b',"traceEvents":[\n'
 
-    def part(self, unit: int) -> JsonPart:
-        """Return the form of a unit."""
-        del unit
-        return JsonPart()
+    def make_encoder(self, unit: int) -> None:
+        """Return None: the output is the text of the events."""
 
     def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
         """Return what follows the last unit: an event, the table of stack frames where there are any, and totals."""

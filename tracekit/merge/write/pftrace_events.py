@@ -27,8 +27,10 @@ from tracekit.merge.write.pftrace_packets import (
     NEXT_FLOW,
     SLICE,
     TEXTS,
+    process_uuid,
+    thread_uuid,
+    uuid_of,
 )
-from tracekit.merge.write.pftrace_tracks import process_uuid, thread_uuid, unit_of, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,16 @@ _FLOWS: Final = "stf"
 _INSTANTS: Final = "iIR"
 # Directions of `bind_id`.
 _IN, _OUT, _BOTH = 1, 2, 3
+_UNITS: Final = (
+    ("bytes_per_s", "bytes/s"),
+    ("bytes", "bytes"),
+    ("percent", "%"),
+    ("ns", "ns"),
+    ("us", "us"),
+    ("µs", "µs"),
+    ("ms", "ms"),
+    ("s", "s"),
+)
 _SPACE: Final = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+')
 _MASK: Final = 2**64 - 1
 _MAX_PID: Final = 2**32 - 1
@@ -215,6 +227,14 @@ class EventRecords:
         fields = (raw_field(event.cat), raw_field(event.id2), raw_field(event.id))
         what = (_SPACE.sub(rb"\1", field) for field in fields)  # the same with any spacing
         return uuid_of(b"async", b"%d" % self._flow_offset, b"%d" % pid, *what)
+
+
+def unit_of(name: str) -> str:
+    """Return the unit in the name of a counter's series, such as "rss_bytes", or an empty text."""
+    for ending, unit in _UNITS:
+        if name == ending or name.endswith(f"_{ending}"):
+            return unit
+    return ""
 
 
 def _utf8(field: Any) -> bytes:

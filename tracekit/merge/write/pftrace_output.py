@@ -1,28 +1,49 @@
-"""The merged trace in Perfetto's own format: exact ns since the epoch, nested tracks, units, arrows that cannot go wrong."""
+"""The merged trace in Perfetto's own format: exact ns since the epoch, nested tracks, units, arrows that cannot go wrong.
+
+A rank is one process: its threads, then a group for each GPU, with its streams, and for each profiler. Child processes are
+processes, and so are GPUs of a rank without a process.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.errors import MergeError, StorageError
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.merged_head import TOTALS_KEY
-from tracekit.formats.pftrace import block, clock_snapshot, flow_offset, metadata_value, root_track, sequence_packet
+from tracekit.formats.pftrace import (
+    block,
+    clock_snapshot,
+    flow_offset,
+    metadata_value,
+    process_track,
+    root_track,
+    sequence_packet,
+    thread_track,
+    track,
+)
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_events, encode_events, encode_json
+from tracekit.merge.plan.titles import (
+    process_sort_index,
+    process_title,
+    thread_sort_index,
+    thread_title,
+    title_in_group,
+)
 from tracekit.merge.write.json_output import describe
 from tracekit.merge.write.pftrace_events import EventRecords, field_text
-from tracekit.merge.write.pftrace_packets import LAST_NS, MAX_TEXTS, PacketStore
-from tracekit.merge.write.pftrace_tracks import describe_tracks
+from tracekit.merge.write.pftrace_packets import GROUPS, LAST_NS, MAX_TEXTS, PacketStore, process_uuid, thread_uuid
+from tracekit.traces.process_identity import CHILD, CPU, PROFILER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tracekit.merge.plan.plan import MergePlan
     from tracekit.merge.plan.titles import Process
-    from tracekit.merge.plan.unit import MergePlan
     from tracekit.merge.write.pftrace_packets import AnyStore
 
 MAX_MEMORY_BYTES: Final = 24 << 20
@@ -31,6 +52,10 @@ MAX_MEMORY_BYTES: Final = 24 << 20
 _HEAD: Final = 1
 """The head's sequence of packets; those of the parts follow."""
 
+_PROFILER: Final = 1 << 23
+"""What profilers say about themselves stands below everything else of a rank."""
+_SYNTHETIC_TIDS: Final = 1 << 30
+"""Threads of the system have lower numbers. From here on tracekit numbers its own rows."""
 _PIDS: Final = 2**31
 """Process ids from here on have no track."""
 
@@ -63,9 +88,9 @@ class PftraceOutput:
             parts.insert(0, clock_snapshot(self._start_ns, self._start_ns))
         return b"".join(sequence_packet(_HEAD, part) for part in parts)
 
-    def part(self, unit: int) -> PftracePart:
-        """Return the form of a unit."""
-        return PftracePart(_HEAD + 1 + unit, self._base_ns, self._flow_offset)
+    def make_encoder(self, unit: int) -> Callable[[str], PacketEncoder]:
+        """Return the constructor of the encoder of a unit."""
+        return partial(PacketEncoder, _HEAD + 1 + unit, self._base_ns, self._flow_offset)
 
     def tail(self, stack_frames: bytes, losses: list[dict[str, Any]]) -> bytes:
         """Return what the ranks lost; packets need no end, and events have their stack frames as an argument."""
@@ -74,36 +99,18 @@ class PftraceOutput:
         return sequence_packet(_HEAD, metadata_value(TOTALS_KEY, totals)) if losses else b""
 
 
-@dataclass(frozen=True, slots=True)
-class PftracePart:
-    """The events of a unit as packets."""
-
-    number: int
-    base_ns: int
-    flow_offset: int
-
-    is_text = False
-
-    def encoder(self, folder: str) -> PacketEncoder:
-        """Return a new encoder."""
-        return PacketEncoder(self, folder)
-
-
 class PacketEncoder:
     """Encodes the events of a unit."""
 
-    def __init__(self, part: PftracePart, folder: str) -> None:
-        self._number = part.number
-        self._base_ns = min(part.base_ns, LAST_NS)
+    def __init__(self, number: int, base_ns: int, flow_offset: int, folder: str) -> None:
+        self._number = number
+        self._base_ns = min(base_ns, LAST_NS)
         self._folder = folder
         self._metadata: Counter[str] = Counter()
-        flow_offset = part.flow_offset
         self._store: AnyStore = (
-            PacketStore(self._number, MAX_TEXTS, self._folder)
+            PacketStore(number, MAX_TEXTS, folder)
             if core.merge is None
-            else core.merge.PftraceEncoder(
-                self._number, self._base_ns, flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES, self._folder
-            )
+            else core.merge.PftraceEncoder(number, self._base_ns, flow_offset, MAX_TEXTS, MAX_MEMORY_BYTES, folder)
         )
         self._records = EventRecords(self._store, self._base_ns, flow_offset)
 
@@ -122,7 +129,7 @@ class PacketEncoder:
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
         """Yield the names of the processes and threads, and the packets of all events but metadata."""
         yield self.encode(closing(names=False))
-        yield b"".join(describe_tracks(self._number, processes))
+        yield b"".join(sequence_packet(self._number, block(60, track)) for track in describe_tracks(processes))
         while True:
             with self._storage_errors():
                 piece = self._store.packets()
@@ -158,3 +165,34 @@ class PacketEncoder:
             yield
         except OSError as error:
             raise StorageError(f"the scratch file in {self._folder} cannot be written or read: {error}") from error
+
+
+def describe_tracks(processes: Sequence[Process]) -> Iterator[bytes]:
+    """Yield a description of every process, group and thread, parents first. They may come before or after the events."""
+    owners: dict[int, int] = {}  # the pid of the rank's own process
+    for process in processes:
+        if process.key[0] == CPU:
+            owners.setdefault(process.rank, process.pid)
+    for slot, process in enumerate(processes):
+        owner = process.pid if process.key[0] in (CPU, CHILD) else owners.get(process.rank, process.pid)
+        uuid = process_uuid(process.pid)
+        if owner == process.pid:
+            labels = [process.host] if process.host else []
+            order = process_sort_index(process, slot)
+            yield process_track(uuid, process.pid, process_title(process), order=order, labels=labels)
+        else:
+            order = slot + (_PROFILER if process.key[0] == PROFILER else GROUPS)
+            yield track(uuid, process_uuid(owner), process.name, order=order)
+        threads = sorted(process.threads.values(), key=lambda thread: (thread_sort_index(process, thread), thread.tid))
+        tids = {thread.key: thread.tid for thread in threads if not thread.lane}
+        for place, thread in enumerate(threads):
+            number, tid = thread_uuid(process.pid, thread.tid), thread.tid
+            title = thread_title(process, thread)
+            if owner == process.pid and tid < _SYNTHETIC_TIDS:
+                yield thread_track(number, uuid, process.pid, tid, title, order=place)
+            else:
+                # A viewer shows no number for other tracks. A lane is below its thread.
+                of_lane = thread.lane and owner == process.pid and thread.key in tids
+                parent = thread_uuid(process.pid, tids[thread.key]) if of_lane else uuid
+                title = title_in_group(process, title or f"thread {tid}")
+                yield track(number, parent, title, order=place)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tracekit.formats import pftrace
 from tracekit.formats.pftrace import block, number_field, packet
-from tracekit.merge.write.pftrace_tracks import ASYNC, COUNTERS, HASHED, process_uuid, uuid_of
 from tracekit.traces.external_sort import ExternalSort
 from tracekit.traces.pairs import OpenSlices
 
@@ -39,6 +38,12 @@ SLICE, FLOW, NEXT_FLOW, INSTANT, BEGIN, END, COUNTER = range(7)
 CATEGORIES, NAMES, KEYS, TEXTS = 1, 2, 3, 29
 """Tables of interned texts, by their field in ``InternedData``."""
 
+HASHED: Final = 1 << 63
+"""Tracks from here on are neither processes nor threads."""
+
+GROUPS, COUNTERS, ASYNC = 1 << 20, 1 << 21, 1 << 22
+"""Order below the threads of a process: groups, counters, async tracks."""
+
 LAST_NS: Final = 2**63 - 2
 """The latest time."""
 
@@ -46,6 +51,7 @@ MAX_TEXTS: Final = 50_000
 """Texts in a table."""
 
 _NEVER: Final = 2**63 - 1
+_MASK: Final = 2**64 - 1
 _MAX_TEXT_BYTES: Final = 200
 _MAX_TABLE_BYTES: Final = 16 << 20
 _MAX_STARTS: Final = 1 << 19
@@ -64,6 +70,24 @@ _PLACE: Final = block(6, number_field(6, 0))
 _END: Final = block(11, number_field(9, pftrace.END))
 _END_OF_PLACE: Final = block(11, number_field(9, pftrace.END) + _PLACE)
 _EMPTY: Final = _TYPES[INSTANT] + block(6, number_field(3, 0))
+
+
+def process_uuid(pid: int) -> int:
+    """Return the track of a process of the merged trace."""
+    return pid << 32
+
+
+def thread_uuid(pid: int, tid: int) -> int:
+    """Return the track of a thread; ``tid`` is never 0."""
+    return pid << 32 | tid
+
+
+def uuid_of(*parts: bytes) -> int:
+    """Return a number for any other track, from what makes it the one it is (FNV-1a)."""
+    found = 0xCBF29CE484222325
+    for byte in b"\0".join(parts):
+        found = (found ^ byte) * 0x100000001B3 & _MASK
+    return HASHED | found >> 1
 
 
 @dataclass(slots=True)

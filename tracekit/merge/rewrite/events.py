@@ -8,11 +8,13 @@ can show it, and is counted.
 from __future__ import annotations
 
 import re
+import sys
 from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.decimal_time import EPOCH_NS, EXACT_SPANS_NS, exact_time, format_us, parse_us
+from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import without_final_backslash
 from tracekit.formats.trace_event import (
     PHASES,
@@ -24,23 +26,22 @@ from tracekit.formats.trace_event import (
     encode_event,
     encode_json,
     raw_field,
+    raw_number,
     repair_fields,
     time_field,
 )
-from tracekit.merge.plan.layout import DIRECT_IDS, NAMESPACE
+from tracekit.merge.plan.plan import DIRECT_IDS, NAMESPACE, InputResult
 from tracekit.merge.plan.titles import WORK_CATEGORIES, work_of
-from tracekit.merge.plan.unit import InputResult
-from tracekit.merge.rewrite.pair_labels import has_lanes, pair_labels
+from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tracekit.merge.align.clock_map import ClockMap
+    from tracekit.merge.align.domains import ClockMap
+    from tracekit.merge.plan.plan import UnitInput, UnitJob
     from tracekit.merge.plan.tracks import UnitTracks
-    from tracekit.merge.plan.unit import UnitInput, UnitJob
     from tracekit.merge.rewrite.rewriter import AnyRewriter
 
-    _Row = tuple[int, int, int, int, int]
 
 NO_TIME_LIMIT: Final = -(2**63)
 _LATEST_NS: Final = 2**63 - 1
@@ -69,8 +70,7 @@ _PREFIXED: Final = re.compile(r"(\d+0{10}):(.*)", re.DOTALL)
 _MAX_ARG_ID: Final = 10**19
 _OWN: Final = b'"tracekit'
 _IDS: Final = frozenset({"correlation", "External id", "external id"})
-_NO_ROW: Final = (-1, 0, 0, 0, 0)
-_LOGGED: Final = {phase: ord(phase) for phase in "XBEstf"}
+_LOGGED: Final = frozenset("XBEstf")
 
 
 @lru_cache(1 << 12)
@@ -98,7 +98,7 @@ class EventRewriter:
         self._shift_ns = item.shift_ns
         self._warp = item.warp
         self._least_ns = max(-item.shift_ns, EPOCH_NS if item.source.base_ns == 0 else NO_TIME_LIMIT)
-        self._exact_times = job.part.is_text
+        self._exact_times = job.make_encoder is None
         self._most_ns = MAX_EXACT_NS if self._exact_times else MAX_EASY_NS
         self.offset = max(item.namespace, 0) * NAMESPACE
         self._namespaces = item.moved_namespaces
@@ -127,33 +127,30 @@ class EventRewriter:
             reasons = iter(self.chosen.judge_run([event for event in run if event.ph != "M"]))
         for event in run:
             if event.ph != "M":
-                row = self._one(event, next(reasons))
-            else:
-                row = self._rewrite_metadata(event) if self._tracks.takes_metadata(event) else None
-            if row is not None:
-                self._write(event, row)
+                self._rewrite(event, next(reasons))
+            elif self._tracks.takes_metadata(event):
+                self._rewrite_metadata(event)
 
     def finish(self) -> None:
         """Write the metadata that was kept back, after the last event of the input."""
         kept, unused = self._tracks.end_input()
         for event in kept:
-            self._write(event, self._rewrite_metadata(event))
+            self._rewrite_metadata(event)
         for reason, count in unused.items():
             self._dropped[reason] += count
 
-    def _one(self, event: Event, why: str) -> _Row | None:
-        """Rewrite an event that is not metadata; return None if it is dropped."""
-        start = self._moved(time_field(event.ts))
-        if type(start) is int and bytes(event.ts)[0] == _QUOTE:  # type: ignore[arg-type]
+    def _rewrite(self, event: Event, why: str) -> None:
+        """Rewrite an event that is not metadata, unless it is dropped."""
+        text = raw_field(event.ts)
+        start = self._moved(parse_us(text))
+        if type(start) is int and text[0] == _QUOTE:
             self._repaired["text_time"] += 1
         phase: Any = event.ph
         if phase not in PHASES:
             phase = self._repaired_phase(event)
         if phase is None:
-            return None
-        label = 0
-        if self._labels is not None and phase in "BE":
-            label = next(self._labels)
+            return
+        label = next(self._labels) if self._labels is not None and phase in "BE" else 0
         if event.extra is not UNSET:
             self._limit_extra(event)
         place = self._places.get((event.pid, event.tid))
@@ -161,16 +158,17 @@ class EventRewriter:
             pid, tid, log = self._tracks.place(event.pid, event.tid, event.cat)
             place = self._places[event.pid, event.tid] = (pid, padded_tid(tid), log)
         event.pid, event.tid, log = place  # type: ignore[assignment]
-        if why:
-            self._dropped[why] += 1
-            return None
-        if isinstance(start, str):
-            self._dropped[start] += 1
-            return None
+        if why or isinstance(start, str):
+            self._dropped[why or start] += 1  # type: ignore[index]
+            return
         if self._warp is not None and event.dur is not UNSET:
             self._warp_duration(event, self._warp)
         event.ts = Raw(format_us(start))
-        end = start + self._slice(event, start, log) if phase == "X" else start
+        end = start
+        if phase == "X":
+            end += self._duration(event, start)
+            if (category := raw_field(event.cat)) in WORK_CATEGORIES:
+                self._tracks.note_work(log, work_of(category, raw_field(event.name)))
         if kinds := repair_fields(event):
             self._repaired.update(kinds)
         if event.bind_id is not UNSET:
@@ -178,13 +176,13 @@ class EventRewriter:
         if phase in "stf":
             if event.id is UNSET:
                 self._dropped["flow_without_id"] += 1
-                return None
+                return
             event.id = self._flow_id(event.id)
         elif phase in "ben":
             self._async_id(event)
         elif phase == "C" and not self._counter(event):
-            return None
-        elif phase in "iIR" and event.s is not UNSET and bytes(event.s) == b'"g"':
+            return
+        elif phase in "iIR" and raw_field(event.s) == b'"g"':
             # A global instant is on one track of the whole trace, without its rank.
             event.s = _SCOPE_PROCESS
         if event.sf is not UNSET or event.extra is not UNSET:
@@ -193,16 +191,7 @@ class EventRewriter:
             self._limit_args(event)
         if phase in "BE" and self._labels is None:
             label = self._rewriter.label(raw_field(event.name), raw_field(event.cat))
-        kind = _LOGGED.get(phase)
-        return _NO_ROW if kind is None else (log, kind, start, end, label)
-
-    def _slice(self, event: Event, start: int, log: int) -> int:
-        duration = self._duration(event, start)
-        if self._snaps:
-            event.dur = Raw(format_us(duration))
-        if event.cat is not UNSET and (category := bytes(event.cat)) in WORK_CATEGORIES:
-            self._tracks.note_work(log, work_of(category, raw_field(event.name)))
-        return duration
+        self._write(event, log if phase in _LOGGED else -1, start, end, label)
 
     def _repaired_phase(self, event: Event) -> str | None:
         """Return the phase of an event with an unusual one; None if it is dropped."""
@@ -219,17 +208,19 @@ class EventRewriter:
         self._dropped["unknown_phase"] += 1
         return None
 
-    def _write(self, event: Event, row: _Row) -> None:
-        self._written[str(event.ph)] += 1
+    def _write(self, event: Event, log: int = -1, start: int = 0, end: int = 0, label: int = 0) -> None:
+        phase = str(event.ph)
+        self._written[phase] += 1
         text = without_final_backslash(encode_event(event))
         if self._moves_arg_ids:
             for pattern in _ARG_IDS:
                 text = pattern.sub(self._moved_arg_id, text)
-        log, kind, start, end, label = row
-        place = (0, 0)
-        if self._snaps and event.ph == "X":
-            place = text.index(_DUR) + len(_DUR), len(event.dur)  # type: ignore[arg-type]
-        self._rewriter.append(text, log, kind, start, end, text.index(_TID) + len(_TID), label, *place)
+        tid_at = text.index(_TID) + len(_TID)
+        if self._snaps and phase == "X":
+            dur_at = text.index(_DUR) + len(_DUR)
+            self._rewriter.append(text, log, ord(phase), start, end, tid_at, label, dur_at, len(raw_field(event.dur)))
+        else:
+            self._rewriter.append(text, log, ord(phase), start, end, tid_at, label)
 
     def _moved(self, time: int | None) -> int | str:
         """Return a time of the input in the merged trace, or the reason to drop its event."""
@@ -243,10 +234,8 @@ class EventRewriter:
 
     def _is_easy(self, time_ns: int) -> bool:
         """Return True if a viewer reads times around this one as they are written."""
-        if not self._exact_times:
-            return time_ns <= MAX_EASY_NS
         first, last = EXACT_SPANS_NS[1]
-        return time_ns <= MAX_EXACT_NS or first <= time_ns < last
+        return time_ns <= self._most_ns or (self._exact_times and first <= time_ns < last)
 
     def span_at(self, start_ns: int) -> tuple[int, int]:
         """Return the span of times that need no check: the first time of the input, and the last merged time."""
@@ -268,15 +257,17 @@ class EventRewriter:
 
     def _duration(self, event: Event, start: int) -> int:
         """Return the duration of a slice in ns; repair an invalid one."""
-        raw = event.dur
-        if raw is not UNSET and self._is_easy(start) and _PLAIN_DURATION.fullmatch(raw):
-            return parse_us(bytes(raw)) or 0
-        duration = None if raw is UNSET else parse_us(bytes(raw))
-        if raw is UNSET:
+        text = raw_field(event.dur)
+        duration = parse_us(text)
+        if self._is_easy(start) and _PLAIN_DURATION.fullmatch(text):
+            if self._snaps:
+                event.dur = Raw(format_us(duration or 0))
+            return duration or 0
+        if not text:
             self._repaired["missing_dur"] += 1
         elif duration is None or duration < 0:
             self._repaired["bad_dur"] += 1
-        elif bytes(raw)[0] == _QUOTE:
+        elif text[0] == _QUOTE:
             self._repaired["text_time"] += 1
         if duration and start + duration > _LATEST_NS:
             self._repaired["bad_dur"] += 1
@@ -287,7 +278,7 @@ class EventRewriter:
 
     # Metadata.
 
-    def _rewrite_metadata(self, event: Event) -> _Row:
+    def _rewrite_metadata(self, event: Event) -> None:
         if kinds := repair_fields(event):
             self._repaired.update(kinds)
         pid, tid = self._tracks.place_of_metadata(event.pid, event.tid)
@@ -296,7 +287,7 @@ class EventRewriter:
             # Metadata needs no time; one that cannot be moved would stretch the trace.
             time = self._moved(time_field(event.ts))
             event.ts = UNSET if isinstance(time, str) else Raw(format_us(time))
-        return _NO_ROW
+        self._write(event)
 
     # Ids.
 
@@ -382,3 +373,39 @@ class EventRewriter:
             # Perfetto's engine crashes on an object with a thousand keys that it does not know.
             self._repaired["unknown_keys_left_out"] += 1
             event.extra = dict(list(extra.items())[:_MAX_EXTRA_KEYS])
+
+
+def has_lanes(item: UnitInput) -> bool:
+    """Return True for an earlier merge with lanes."""
+    return any(lane for known in item.source.processes.values() for _, lane in known.threads.values())
+
+
+def pair_labels(item: UnitInput) -> list[int]:
+    """Return a label for every ``B`` and ``E`` of a file, in its order; both halves of a slice have the same.
+
+    Those of ranks that are not selected are not counted.
+    """
+    chosen = None if item.chosen is None else item.chosen.fresh()
+    halves: dict[tuple[object, object], list[tuple[int, int, bool, bytes, bytes]]] = {}
+    count = 0
+    with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
+        for run in reader.runs():
+            for event in run if chosen is None else chosen.of_ranks(run):
+                phase = event.ph[:1] if type(event.ph) is str else ""
+                if phase not in ("B", "E"):
+                    continue
+                time = time_field(event.ts)
+                if time is not None:
+                    own = time, count, phase == "B", raw_field(event.name), raw_field(event.cat)
+                    halves.setdefault((raw_number(event.pid), raw_number(event.tid)), []).append(own)
+                count += 1
+    labels = [number << 32 | number for number in range(1, count + 1)]  # neither half is 0, which matches anything
+    for found in halves.values():
+        open_: OpenSlices[int] = OpenSlices(sys.maxsize)
+        for _, number, is_begin, *fields in sorted(found):
+            name, category = (field if field != b'""' else b"" for field in fields)
+            if is_begin:
+                open_.begin(name, category, number)
+            elif (begun := open_.end(name, category)) is not None:
+                labels[number] = labels[begun]
+    return labels

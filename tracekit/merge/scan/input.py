@@ -13,7 +13,7 @@ from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tracekit.formats.xprof import ProfileStart
     from tracekit.merge.execute.scratch import ScratchStore
     from tracekit.traces.process_identity import KnownProcess
+
 
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
 _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
@@ -159,7 +160,7 @@ class Input:
     has_end: bool
     digest: int
     bytes_read: int
-    stored: Head | int
+    stored: Head | tuple[int, int]
     lowest_ns: int | None
     highest_ns: int | None
     epoch_lowest_ns: int | None
@@ -184,20 +185,29 @@ class Input:
     _store: ScratchStore | None = None
 
     def __post_init__(self) -> None:
-        header, metadata, _ = head = self.head()
-        self.base_ns = self._base_ns(head)
+        header, metadata, processes = self.head()
+        base_ns = base_of(header, metadata) or (self.profile and self.profile.start_ns)
+        self.base_ns = base_ns or (0 if self.epoch_lowest_ns is not None else None)
         own = header.get("tracekit")
         stated = metadata or (own if self.kind == "torch" and isinstance(own, dict) else {})
         if self.profile is not None:
             stated = self.profile.identity
         self.identity = {key: stated[key] for key in _KEPT if key in stated}
+        pid = self.identity.get("pid")
         self.rank_inside = rank_inside(header, metadata, self.composer_ranks)
         if self.kind == "merged":
             self.rank_of_pid = merged_ranks(header) or {}
         else:
             self.header_left_out = tuple(truncate_header(header)[1])
         self.host_name = header.get("host_name")
-        self.named_pids = self._named_pids(head)
+        if isinstance(pid, int):
+            self.named_pids = ((pid, processes[pid].name if pid in processes else None),)
+        elif self.kind != "xprof":  # which has 701, 1, 2 ... on every host
+            self.named_pids = tuple(
+                (raw, process.name)
+                for raw, process in processes.items()
+                if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
+            )
 
     @property
     def generation(self) -> str:
@@ -247,8 +257,7 @@ class Input:
         if isinstance(self.stored, Head):
             return self.stored
         assert self._store is not None
-        found: Head = self._store.get(self.stored)
-        return found
+        return cast("Head", self._store.get(self.stored))
 
     def read_end(self) -> None:
         """Read a trace to its end if the scan has not seen its last events, and set its latest time."""
@@ -273,22 +282,6 @@ class Input:
             times = [time for text in last for time in _TIMES.findall(text)]
             latest_ns = (max(map(int, times)) + 1) * 1000 if times else 0
             self.highest_ns = max(latest_ns, self.highest_ns or 0) or None
-
-    def _base_ns(self, head: Head) -> int | None:
-        base_ns = base_of(head.header, head.metadata) or (self.profile and self.profile.start_ns)
-        return base_ns or (0 if self.epoch_lowest_ns is not None else None)
-
-    def _named_pids(self, head: Head) -> tuple[tuple[int, str | None], ...]:
-        processes, own = head.processes, self.identity.get("pid")
-        if isinstance(own, int):
-            return ((own, processes[own].name if own in processes else None),)
-        if self.kind == "xprof":  # 701, 1, 2 ... on every host
-            return ()
-        return tuple(
-            (raw, process.name)
-            for raw, process in processes.items()
-            if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
-        )
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -337,15 +330,14 @@ class Input:
 
     def process_identity(self, pid: int) -> ProcessIdentity:
         """Return the identity of a process, by its pid as it ran: of a rank trace or a trace of torch."""
-        told = self.identity
-        own: dict[str, Any] = {key: told[key] for key in IDENTITY_KEYS if key in told}
+        own: dict[str, Any] = {key: self.identity[key] for key in IDENTITY_KEYS if key in self.identity}
         if self.host is not None:
             own.setdefault("host", self.host)
-        clock = told.get("clock")
+        clock = self.identity.get("clock")
         wall_ns = clock.get("wall_ns") if isinstance(clock, dict) else None
         began_ns = max(wall_ns if isinstance(wall_ns, int) else self.start_ns or 0, 0)
-        name = next((name for named, name in self.named_pids if named == pid), None) or ""
-        companions = frozenset(basename(name) for name in self.companions)
+        name = dict(self.named_pids).get(pid) or ""
+        companions = frozenset(map(basename, self.companions))
         return ProcessIdentity(self.rank, pid, own, name, self.kind == "tracekit", began_ns, companions, self.shown)
 
 

@@ -12,11 +12,18 @@ from tracekit.formats.rank_trace import INDEX_SUFFIX, listed_segments
 from tracekit.formats.trace_event import decode_json
 from tracekit.formats.trace_stream import content_digest
 from tracekit.formats.xprof import PERFETTO_COPY, host_in_name
-from tracekit.merge.plan.layout import passes, stride_for, units_of
-from tracekit.merge.processes import assign_keys, check_claims
-from tracekit.merge.rank_order import order_ranks
-from tracekit.merge.ranks import RanksByHand, UnknownRankError, find_ranks, select_ranks, told_ranks
+from tracekit.merge.plan.plan import passes, stride_for, units_of
+from tracekit.merge.plan.titles import order_ranks
 from tracekit.merge.report import LeftOut, OmissionReport
+from tracekit.merge.scan.identity import (
+    RanksByHand,
+    UnknownRankError,
+    assign_keys,
+    check_claims,
+    find_ranks,
+    select_ranks,
+    told_ranks,
+)
 from tracekit.merge.scan.merged_tables import read_tables
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, without_secrets
@@ -26,15 +33,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from tracekit.merge.execute.scratch import ScratchStore
-    from tracekit.merge.input import Input
+    from tracekit.merge.scan.input import Input
     from tracekit.merge.selection.selection import Selection
 
     Scanner = Callable[[str, Callable[[int], None] | None], Input]
     _Omission = OmissionReport | LeftOut
 
+
 _MERGES: Final = {
     "composer": "Composer's own merge of the traces beside it",
     "merged": "the result of an earlier merge",
+}
+_NOT_THERE: Final = "is listed in the index of its recording, and not there"
+_SEGMENT_STATES: Final = {
+    "dropped": "was dropped while recording: the spool was full",
+    "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
 }
 _MAX_PLAIN_JSON_BYTES: Final = 16 * 1024 * 1024
 
@@ -137,10 +150,15 @@ def _choose(
     chosen: list[tuple[str, bool]] = []
     unread: list[str] = []
     for path, named in files:
-        if not named and (reason := omission_reason(path, present)):
+        reason = None if named else omission_reason(path, present)
+        if (
+            not (named or reason)
+            and basename(path) == PERFETTO_COPY
+            and path.removesuffix(PERFETTO_COPY) in xprof_folders
+        ):
+            reason = "JAX's copy of the trace beside it"
+        if reason:
             omissions.append(OmissionReport(without_secrets(path), reason, harmless=True))
-        elif not named and basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders:
-            omissions.append(OmissionReport(without_secrets(path), "JAX's copy of the trace beside it", harmless=True))
         elif select is not None and select.ranks is not None and _is_unwanted(path, by_hand, select):
             unread.append(path)
         else:
@@ -209,14 +227,8 @@ def _listed(path: str) -> list[tuple[str, str]] | None:
 
 
 def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
-    reasons = {
-        "dropped": "was dropped while recording: the spool was full",
-        "waiting": "had not been uploaded when the index was; tracekit upload finishes that",
-    }
     return [
-        OmissionReport(
-            without_secrets(path), reasons.get(state, "is listed in the index of its recording, and not there"), False
-        )
+        OmissionReport(without_secrets(path), _SEGMENT_STATES.get(state, _NOT_THERE), False)
         for path, state in listed
         if path not in present
     ]

@@ -1,41 +1,52 @@
-"""A unit of inputs, rewritten: its events as text, what must be patched in it, and the names that follow."""
+"""Write a unit: its events as they come, then what only the last of them decides.
+
+Which slices must leave their tracks is known when the unit has been read. The output of a small unit is held in memory until
+then, and a plain file is patched in place. A packed or encoded output cannot be patched: a large unit that needs patches is cut
+off and rewritten, with the patches laid over its text. Encoding and packing stop as soon as that is known, usually within the
+first events. The bytes are the same whichever way was taken.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit import core
 from tracekit.errors import MergeError, TraceFormatError
 from tracekit.formats.decimal_time import format_us
+from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import without_final_backslash
 from tracekit.formats.merged_head import CLOCK_CATEGORY, GAP_NAME, INPUT_EVENT, PROCESS_EVENT, clock_instant
 from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
 from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, encode_json
-from tracekit.merge.input import stamp_of
+from tracekit.merge.plan.plan import UnitResult
 from tracekit.merge.plan.titles import metadata_event, name_events, process_title
 from tracekit.merge.plan.tracks import UnitTracks
-from tracekit.merge.plan.unit import UnitResult
-from tracekit.merge.rewrite.general import EventRewriter, padded_tid
-from tracekit.merge.rewrite.pair_labels import has_lanes
+from tracekit.merge.rewrite.events import EventRewriter, has_lanes, padded_tid
 from tracekit.merge.rewrite.rewriter import FLOWS, Rewriter
+from tracekit.merge.scan.input import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tracekit.core import _merge
+    from tracekit.formats.gzip_codec import GzipWriter
     from tracekit.formats.trace_event import Event
     from tracekit.merge.align.collective_sets import AddedEvent
+    from tracekit.merge.plan.plan import Encoder, UnitInput, UnitJob
     from tracekit.merge.plan.titles import Process
-    from tracekit.merge.plan.unit import UnitInput, UnitJob
     from tracekit.merge.rewrite.rewriter import AnyRewriter
     from tracekit.merge.selection.event_filter import EventFilter
+
 
 _MORE: Final = 0
 _ODD: Final = 1
 _NEW: Final = 2
 _TID: Final = b'"tid":'
+_HELD_BYTES: Final = 4 << 20
+"""The output of a unit is held in memory up to this size."""
 _CLOCK_CATEGORY: Final = encode_json(CLOCK_CATEGORY)
 
 
@@ -116,7 +127,7 @@ class UnitRewriter:
 
     def _input(self, item: UnitInput) -> Iterator[None]:
         self.tracks.begin_input(item)
-        frames = _Frames(item, write_out=not self._job.part.is_text)
+        frames = _Frames(item, write_out=self._job.make_encoder is not None)
         events = EventRewriter(self.rewriter, self.tracks, item, self._job, frames.take)
         result = self.result.inputs[item.number] = events.result
         try:
@@ -276,3 +287,76 @@ def _process_table(process: Process) -> bytes:
             "threads": sorted([thread.tid, thread.key, thread.lane] for thread in process.threads.values()),
         }
     )
+
+
+class _TextEncoder:
+    """Leaves events as they are."""
+
+    def __init__(self, folder: str) -> None:
+        del folder
+
+    def encode(self, events: bytes) -> bytes:
+        return events
+
+    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> list[bytes]:
+        del processes
+        return [without_final_backslash(closing())]
+
+
+def write_unit(
+    job: UnitJob,
+    file: BinaryIO,
+    folder: str,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    pack_behind: bool = False,
+) -> UnitResult:
+    """Write a unit to a file, at its position; a packed unit is a separate gzip member.
+
+    ``progress`` gets the number of an input, and of its unpacked bytes read so far.
+    """
+    unit = UnitRewriter(job, folder, progress)
+    start = file.tell()
+    make_encoder = job.make_encoder or _TextEncoder
+    encoder, held, size_bytes = make_encoder(folder), [], 0
+    is_written = False
+    with packed(job.output, file, behind=pack_behind) as sink:
+        is_patchable = sink is file and job.make_encoder is None
+        for _ in unit.steps():
+            if is_written:
+                unit.rewriter.write(file.fileno(), start)
+                continue
+            held.append(unit.rewriter.take())
+            size_bytes += len(held[-1])
+            if size_bytes > _HELD_BYTES:
+                if is_patchable or not unit.rewriter.overlaps():
+                    sink.write(encoder.encode(b"".join(held)))
+                held.clear()
+                if is_patchable:
+                    file.flush()
+                    is_written = True
+        if is_written:
+            file.seek(0, os.SEEK_END)
+        needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
+        if size_bytes <= _HELD_BYTES:
+            sink.write(encoder.encode(unit.rewriter.lay(b"".join(held), 0)))
+        elif needs_patches and is_patchable:
+            unit.rewriter.write_patches(file.fileno(), start)
+        elif needs_patches:
+            unit.result.twice = True
+        if not unit.result.twice:
+            _close(unit, encoder, sink)
+    if unit.result.twice:
+        file.seek(start)
+        file.truncate()
+        encoder = make_encoder(folder)
+        with packed(job.output, file, behind=pack_behind) as sink:
+            for _, text in UnitRewriter(job, folder, progress).patched(unit):
+                sink.write(encoder.encode(text))
+            _close(unit, encoder, sink)
+    return unit.result
+
+
+def _close(unit: UnitRewriter, encoder: Encoder, sink: BinaryIO | GzipWriter) -> None:
+    for piece in encoder.close(unit.processes, unit.closing):
+        sink.write(piece)

@@ -1,0 +1,345 @@
+"""MergePlan: the decisions that a merge makes before it writes, and the units that it divides the work into.
+
+A unit is all inputs of one group of ranks, which are rewritten one after the other into one part of the output. Pids are
+``rank * stride + 1, + 2 ...``. Each input has a namespace of ids that follows from its rank and its place within it, so that
+merging in steps gives the ids of merging at once, for inputs of different ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from tracekit.errors import MergeError
+from tracekit.formats.merged_head import MERGED_KEY, Accounts, RankOfPid, merge_decisions, truncate_header
+from tracekit.formats.trace_event import encode_json
+from tracekit.merge.scan.input import Head
+from tracekit.storage import printable_name
+from tracekit.wording import consecutive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tracekit.formats.json.window import Finding
+    from tracekit.formats.merged_head import RankClock
+    from tracekit.merge.align.collective_sets import AddedEvent
+    from tracekit.merge.align.domains import ClockMap
+    from tracekit.merge.align.placement import Placement
+    from tracekit.merge.plan.titles import Process, RankOrder
+    from tracekit.merge.scan.input import Input
+    from tracekit.merge.selection.event_filter import EventFilter
+
+
+_STRIDE: Final = 100_000
+_PIDS: Final = 2**32
+
+NAMESPACE: Final = 10**10
+"""Ids of namespace n are moved by n * NAMESPACE: room for CUPTI's 32-bit ids, readable, and below 2**53 for 900,000."""
+
+DIRECT_IDS: Final = NAMESPACE // 2
+"""Ids from here on, and those that are not numbers, are numbered in the order in which they come, from here on."""
+
+_PLACES: Final = 8
+"""How many inputs of a rank have ids below 2**53, for up to 112,000 ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The numbers of pids and ids, and the units.
+
+    Attributes:
+        stride: The distance between the pids of two ranks.
+        ranks: The ranks, as (first, last) of each row of them.
+        places: The number of namespaces of ids of each rank with more than one, by the rank as text.
+        units: The inputs by number, together those that share a rank.
+        namespaces: For each input the number of its namespace; -1 for one that keeps its ids.
+        moved_namespaces: For an earlier merge, new numbers for the namespaces that others use.
+        prefixes: For each input what is written before the ids of async events.
+    """
+
+    stride: int
+    ranks: list[tuple[int, int]]
+    places: dict[str, int]
+    units: list[list[int]]
+    namespaces: list[int]
+    moved_namespaces: list[dict[int, int]]
+    prefixes: list[str]
+    collective_flows: int = 0
+
+    @property
+    def rank_count(self) -> int:
+        """The maximal number of ranks."""
+        return _PIDS // self.stride
+
+
+def stride_for(inputs: list[Input]) -> int:
+    """Return how far apart the pids of two ranks are."""
+    highest = max((max(item.ranks) for item in inputs), default=0)
+    stride = _STRIDE
+    while stride > 1 and (highest + 1) * stride > _PIDS:
+        stride //= 10
+    if (highest + 1) * stride > _PIDS or stride < 10:
+        raise MergeError(f"rank {highest} does not fit: process ids end at {_PIDS - 1}; give ranks below {_PIDS // 10}")
+    return stride
+
+
+def passes(item: Input, stride: int) -> bool:
+    """Return True if pids, tids, ids and names of a merged trace can stay as they are in a separate unit."""
+    ranks = item.rank_of_pid
+    return item.kind == "merged" and isinstance(ranks, RankOfPid) and ranks.stride == stride
+
+
+def lay_out(inputs: list[Input]) -> Layout:
+    """Lay out a merge."""
+    stride = stride_for(inputs)
+    count = _PIDS // stride
+    taken: dict[int, int] = {}
+    namespaces = [-1] * len(inputs)
+    moved: list[dict[int, int]] = [{} for _ in inputs]
+    prefixes = [""] * len(inputs)
+    for number, item in enumerate(inputs):
+        if item.kind == "merged":
+            moved[number] = _keep(item, taken, count)
+    for number, item in enumerate(inputs):
+        if item.kind != "merged":
+            place = taken.get(item.rank, 0)
+            taken[item.rank] = place + 1
+            namespaces[number] = namespace_of(item.rank, place, count)
+            prefixes[number] = f"{namespaces[number] * 10**10}:" if place else ""
+    ranks = sorted({rank for item in inputs for rank in item.ranks})
+    return Layout(
+        stride=stride,
+        ranks=consecutive(ranks),
+        places={str(rank): taken[rank] for rank in ranks if taken.get(rank, 1) != 1},
+        units=units_of(inputs),
+        namespaces=namespaces,
+        moved_namespaces=moved,
+        prefixes=prefixes,
+    )
+
+
+def _keep(item: Input, taken: dict[int, int], count: int) -> dict[int, int]:
+    """Reserve the namespaces of an earlier merge; return other numbers for those that are taken."""
+    header = item.head().header
+    moved: dict[int, int] = {}
+    if not isinstance(item.rank_of_pid, RankOfPid):  # they were numbered by input
+        inputs = header[MERGED_KEY].get("inputs")
+        first = taken.get(item.rank, 0)
+        for number in range(len(inputs) if isinstance(inputs, list) else 1):
+            moved[number] = namespace_of(item.rank, first + number, count)
+        taken[item.rank] = first + max(len(moved), 1)
+        return moved
+    places = _places(header)
+    before = _PIDS // item.rank_of_pid.stride
+    for rank in sorted(item.ranks):
+        first, needed = taken.get(rank, 0), places.get(str(rank), 1)
+        for place in range(needed):
+            old, new = namespace_of(rank, place, before), namespace_of(rank, first + place, count)
+            if old != new:
+                moved[old] = new
+        taken[rank] = first + needed
+    return moved
+
+
+def _places(header: dict[str, Any]) -> dict[str, int]:
+    found = merge_decisions(header).get("places")
+    return (
+        {rank: places for rank, places in found.items() if type(places) is int and 0 < places < 10**6}
+        if isinstance(found, dict)
+        else {}
+    )
+
+
+def units_of(inputs: list[Input]) -> list[list[int]]:
+    """Return the inputs by number, together those that share a rank, in the order of their first."""
+    unit_of = list(range(len(inputs)))
+
+    def find(number: int) -> int:
+        while unit_of[number] != number:
+            number = unit_of[number]
+        return number
+
+    first_of: dict[int, int] = {}
+    for number, item in enumerate(inputs):
+        for rank in item.ranks:
+            one, other = sorted((find(number), find(first_of.setdefault(rank, number))))
+            unit_of[other] = one
+    units: dict[int, list[int]] = {}
+    for number in range(len(inputs)):
+        units.setdefault(find(number), []).append(number)
+    return list(units.values())
+
+
+def namespace_of(rank: int, place: int, ranks: int) -> int:
+    """Return the number of the namespace of an input; it does not depend on the inputs of other ranks."""
+    return rank * _PLACES + place if place < _PLACES else ranks * _PLACES + (place - _PLACES) * (ranks + 1) + rank
+
+
+def namespace_of_collectives(ranks: int) -> int:
+    """Return the number of the namespace of the arrows that a merge draws; no input has it."""
+    return namespace_of(ranks, _PLACES, ranks)
+
+
+class Encoder(Protocol):
+    """Encodes the events of a unit for an output that is not their text."""
+
+    def encode(self, events: bytes) -> bytes:
+        """Return what the next events add to the output."""
+
+    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterable[bytes]:
+        """Return what follows the events of the unit. For ``closing`` see `UnitRewriter.closing`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitInput:
+    """An input and the facts that its rewriting needs. It can be pickled.
+
+    Attributes:
+        warp: The correction of a drifting clock, in the time of the file.
+        namespace: The number of the namespace of its ids; -1 keeps them.
+        moved_namespaces: New numbers for namespaces of an earlier merge that others use.
+        start_ns: When it begins in the merged trace, about.
+        tables: The description that the merged trace keeps of each input: (rank, kind, JSON).
+    """
+
+    number: int
+    source: Input
+    shift_ns: int
+    warp: ClockMap | None
+    namespace: int
+    prefix: str
+    moved_namespaces: dict[int, int]
+    start_ns: int
+    tables: list[tuple[int, str, bytes]] = field(default_factory=list)
+    chosen: EventFilter | None = None
+    added: Sequence[AddedEvent] = ()
+    clocks: Sequence[RankClock] = ()
+
+    @property
+    def id_args(self) -> bool:
+        """True if ``correlation`` and ``External id`` in ``args`` tie events together."""
+        return self.source.kind in ("torch", "merged")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitJob:
+    """A unit and how it is written. It can be pickled.
+
+    Attributes:
+        make_encoder: Makes an encoder with scratch files in a folder; None for JSON, which can be patched, and has a table of
+            stack frames.
+        output: The name of the output, which says whether it is packed.
+        args: Which arguments are kept: 0 all, 1 ids, 2 none.
+        snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
+    """
+
+    inputs: list[UnitInput]
+    stride: int
+    make_encoder: Callable[[str], Encoder] | None
+    output: str
+    args: int = 0
+    ranks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    snap_ns: int = 0
+
+
+@dataclass(slots=True)
+class InputResult:
+    """The counts and findings of one rewritten input.
+
+    ``read`` and ``written`` count events by phase, the others by reason or kind.
+
+    Attributes:
+        stack_frames: The stack frames that the events name: the JSON text of each by its id in the merged trace.
+    """
+
+    read: Counter[str] = field(default_factory=Counter)
+    written: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, int] = field(default_factory=dict)
+    repairs: list[Finding] = field(default_factory=list)
+    drops: list[Finding] = field(default_factory=list)
+    accounts: Accounts = field(default_factory=Accounts)
+    stack_frames: dict[str, bytes] = field(default_factory=dict)
+    bytes_read: int = 0
+    clock_events: int = 0
+
+
+@dataclass(slots=True)
+class UnitResult:
+    """The result of rewriting a unit.
+
+    Attributes:
+        twice: True if the unit was rewritten twice, as its output could not be patched.
+    """
+
+    inputs: dict[int, InputResult] = field(default_factory=dict)
+    titles: dict[int, list[str]] = field(default_factory=dict)
+    moved: int = 0
+    added: int = 0
+    twice: bool = False
+    snapped: int = 0
+    largest_snap_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """The plan of a merge.
+
+    Attributes:
+        inputs: In the order of the output.
+        args: Which arguments are kept: 0 all, 1 ids, 2 none.
+        snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
+    """
+
+    inputs: list[Input]
+    placement: Placement
+    layout: Layout
+    ranks: RankOrder
+    filters: list[EventFilter | None]
+    added: list[list[AddedEvent]]
+    clocks: dict[int, list[RankClock]]
+    args: int = 0
+    snap_ns: int = 0
+
+    def job(self, unit: list[int], make_encoder: Callable[[str], Encoder] | None, output: str) -> UnitJob:
+        """Return the job of rewriting a unit."""
+        ranks = {rank for number in unit for rank in self.inputs[number].ranks}
+        shown = {rank: (self.ranks.places[rank], self.ranks.text(rank)) for rank in sorted(ranks)}
+        inputs = list(map(self._input, unit))
+        return UnitJob(inputs, self.layout.stride, make_encoder, output, self.args, shown, self.snap_ns)
+
+    def _input(self, number: int) -> UnitInput:
+        item, layout, placement = self.inputs[number], self.layout, self.placement
+        head = Head({}, {}, {}) if item.passes else item.head()
+        tables = item.tables
+        if item.kind != "merged":
+            tables = [(item.rank, item.kind, encode_json(_description(item, head)))]
+        return UnitInput(
+            number=number,
+            source=item.with_head(Head({}, {}, head.processes)),
+            shift_ns=placement.shifts_ns[number],
+            warp=placement.warps[number],
+            namespace=layout.namespaces[number],
+            prefix=layout.prefixes[number],
+            moved_namespaces=layout.moved_namespaces[number],
+            start_ns=placement.time_ns(number, item.first_ns or 0),
+            tables=tables,
+            chosen=self.filters[number],
+            added=self.added[number],
+            clocks=self.clocks.get(number, ()),
+        )
+
+
+def _description(item: Input, head: Head) -> dict[str, Any]:
+    header, left_out = truncate_header(head.header)
+    return {
+        "file": printable_name(item.path),
+        "kind": item.kind,
+        "rank": item.rank,
+        "host": item.host,
+        "header": header,
+        "metadata": head.metadata,
+        **({"header_left_out": left_out} if left_out else {}),
+    }
