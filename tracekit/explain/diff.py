@@ -10,6 +10,7 @@ from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
 from tracekit.explain.arrays import np
+from tracekit.explain.causes import count_stages, find_causes, stage_costs_of
 from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
 from tracekit.explain.noise import Correction
 from tracekit.explain.run import open_run
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Floats
+    from tracekit.explain.causes import StageCosts
+    from tracekit.explain.diff_results import Cause
     from tracekit.explain.run import Run
 
 _MAX_CELLS: Final = 8_000_000
@@ -89,11 +92,13 @@ class _Side:
         shown: The files and ranks that were compared, and the number of steps.
         series: The markers.
         notes: Notes on the files and steps.
+        costs: The costs of the stages, where the ranks wait for each other.
     """
 
     shown: DiffSide
     series: dict[Key, _Series]
     notes: list[str]
+    costs: StageCosts | None
 
     @property
     def step_ns(self) -> float:
@@ -156,13 +161,19 @@ def diff_traces(
     notes = list(dict.fromkeys(note for side in sides for note in side.notes))
     if second is not None and len(ours) == 1:
         notes.append("one run a side: the limits hold within these two runs, the variation from run to run is unknown")
-    changes, untested = _compare(ours, theirs, sure)
+    changes, causes, untested = _compare(ours, theirs, sure, at_least)
     if untested:
         notes.append(f"{untested:,} markers have fewer than {MIN_VALUES} values on a side and are not compared")
 
     def is_named(change: Change) -> bool:
         effect = change.ratio - 1 if change.share_of_step is None else change.share_of_step
         return change.chance <= 1 - sure and abs(effect) >= at_least
+
+    stages = [one.stage.rpartition(" > ")[2] for one in causes]
+
+    def by_cost(change: Change) -> tuple[bool, bool, bool, float, str]:
+        cost = change.after_ns - change.before_ns if change.share_of_step is None else change.share_of_step
+        return change.name != STEP, change.waiting, change.name not in stages, -abs(cost), change.name
 
     return TraceDiff(
         before=DiffSide(
@@ -173,8 +184,9 @@ def diff_traces(
         after=theirs.shown,
         baselines=len(ours),
         step=next((change for change in changes if change.name == STEP), None),
-        slower=sorted((one for one in changes if is_named(one) and one.ratio > 1), key=_by_cost),
-        faster=sorted((one for one in changes if is_named(one) and one.ratio <= 1), key=_by_cost),
+        causes=causes,
+        slower=sorted((one for one in changes if is_named(one) and one.ratio > 1), key=by_cost),
+        faster=sorted((one for one in changes if is_named(one) and one.ratio <= 1), key=by_cost),
         unchanged=[one for one in changes if not is_named(one)],
         new=_only(theirs, ours),
         vanished=[
@@ -186,11 +198,6 @@ def diff_traces(
 
 def _part(progress: Callable[[float, str], None] | None, at: int, of: int) -> Callable[[float, str], None] | None:
     return None if progress is None else lambda done, what: progress((at + done) / of, what)
-
-
-def _by_cost(change: Change) -> tuple[bool, float, str]:
-    cost = change.after_ns - change.before_ns if change.share_of_step is None else change.share_of_step
-    return change.name != STEP, -abs(cost), change.name
 
 
 def _read(
@@ -215,8 +222,9 @@ def _read(
         else:
             ranks, series = timed, _series_of_steps(run, steps)
             series[STEP, ""] = _whole_steps(run, timed, steps)
+        costs = stage_costs_of(run) if steps and rank is None else None
         shown = DiffSide(files=[path for path, _ in run.files], ranks=ranks, steps=steps)
-        return _Side(shown, series, [*run.notes, *run.steps.notes])
+        return _Side(shown, series, [*run.notes, *run.steps.notes], costs)
 
 
 def _place_steps(run: Run, ranks: list[int]) -> int:
@@ -283,16 +291,21 @@ def _by_label(columns: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     ]
 
 
-def _compare(ours: list[_Side], theirs: _Side, sure: float) -> tuple[list[Change], int]:
-    """Compare the markers that all runs have; returns the changes, and how many have too few values."""
+def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> tuple[list[Change], list[Cause], int]:
+    """Compare the markers that all runs have; returns the changes, their causes, and how many markers have too few values."""
     common = set(theirs.series).intersection(*(side.series for side in ours))
     # A marker that is not in every step, or not on every rank, is compared where it is: the runs may differ in their ranks.
     values = {key: [side.series[key].values for side in (*ours, theirs)] for key in sorted(common)}
     tested = {key: own for key, own in values.items() if min(map(len, own)) >= MIN_VALUES}
     step_ns = fmean(side.step_ns for side in ours)
+    costs = [side.costs for side in (*ours, theirs) if side.costs is not None]
+    if len(costs) <= len(ours) or len({one.last for one in costs}) > 1:
+        costs = []
+    tests = Correction(2 * (len(tested) + count_stages(costs)), sure)
+    causes, waiting = find_causes(costs[:-1], costs[-1], tests, at_least) if costs else ([], set())
     found: list[Change] = []
     for key, (*before, after) in tested.items():
-        change = compare_runs(before, after, Correction(2 * len(tested), sure))
+        change = compare_runs(before, after, tests)
         alone = compare_runs(before, after, Correction(1, _GATE_CONFIDENCE))
         if change is None or alone is None:
             continue
@@ -313,9 +326,10 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float) -> tuple[list[Change
                 share_of_step=(change.after - change.before) * each / step_ns if step_ns else None,
                 lower_99=alone.low,
                 resolution=alone.resolution,
+                waiting=key[0] in waiting,
             )
         )
-    return found, len(values) - len(tested)
+    return found, causes, len(values) - len(tested)
 
 
 def _self_ns(side: _Side, key: Key) -> float:

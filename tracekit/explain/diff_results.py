@@ -25,6 +25,7 @@ class Change(Result, frozen=True, kw_only=True):
         share_of_step: Change of the mean step, as a share of the step before; null without steps.
         lower_99: Lower 99 % limit of the true ratio of this marker alone.
         resolution: Least slow-down of this marker alone that would be certain at 99 %, as a share.
+        waiting: True if the change is waiting for ranks that come late: a consequence, not a cause.
     """
 
     name: str
@@ -41,10 +42,34 @@ class Change(Result, frozen=True, kw_only=True):
     share_of_step: float | None
     lower_99: float
     resolution: float
+    waiting: bool
 
     def is_slower_by(self, share: float) -> bool:
         """Return True if it is slower by more than a share, and slower at all with 99 % confidence."""
         return self.lower_99 > 1 and self.ratio - 1 > share
+
+
+class Cause(Result, frozen=True, kw_only=True):
+    """A stage that made the step longer or shorter, where ranks wait for each other.
+
+    Attributes:
+        stage: Its name.
+        change_ns: Change of the time that it adds to the step of all ranks; waiting adds nothing.
+        low_ns, high_ns: Limits of the true change, at the confidence asked for and for all markers and stages together.
+        share_of_step: The change as a share of the step before.
+        ranks: The ranks on which the stage itself has changed: where not all, those that come late.
+        of_ranks: The number of ranks of the later run.
+        chance: Probability that any stage of equal runs would change as much by chance.
+    """
+
+    stage: str
+    change_ns: float
+    low_ns: float
+    high_ns: float
+    share_of_step: float
+    ranks: list[int]
+    of_ranks: int
+    chance: float
 
 
 class Presence(Result, frozen=True, kw_only=True):
@@ -86,7 +111,9 @@ class TraceDiff(Result, frozen=True, kw_only=True):
         before, after: The earlier runs, and the later one.
         baselines: Number of earlier runs. With one, the limits do not hold the variation from run to run.
         step: Whole steps; null with fewer than five.
-        slower: Markers that became slower, whole steps first, then those that cost most.
+        causes: The stages that made the step longer or shorter, the largest change first; empty where nothing shows that ranks
+            wait for each other.
+        slower: Markers that became slower: whole steps, causes, others by their cost, and last those that only wait.
         faster: Markers that became faster.
         unchanged: The others that were compared.
         new: Markers that only the later run has.
@@ -94,11 +121,12 @@ class TraceDiff(Result, frozen=True, kw_only=True):
         notes: Gaps of the comparison, and their reasons.
     """
 
-    format_version: int = 2
+    format_version: int = 3
     before: DiffSide
     after: DiffSide
     baselines: int
     step: Change | None
+    causes: list[Cause]
     slower: list[Change]
     faster: list[Change]
     unchanged: list[Change]
