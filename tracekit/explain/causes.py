@@ -25,27 +25,18 @@ if TYPE_CHECKING:
     from tracekit.explain.noise import Correction
     from tracekit.explain.run import Run
 
-_PART: Final = 0.5
-"""The part of a change that must be seen on a rank, or at the frontier, to explain it."""
+_PART: Final = 0.5  # the part of a change that must be seen on a rank, or at the frontier, to explain it
 
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """The costs of the stages of a run whose ranks wait for each other.
+    """The costs of the stages of a run whose ranks wait for each other."""
 
-    Attributes:
-        costs: The growth of the frontier in each cycle.
-        own: The mean time on each rank.
-        meets: The stages where the ranks wait.
-        last: The stage at the end of each cycle.
-        length: The mean cycle.
-    """
-
-    costs: dict[str, Floats]
-    own: dict[str, dict[int, float]]
-    meets: set[str]
-    last: str
-    length: float
+    costs: dict[str, Floats]  # the growth of the frontier in each cycle
+    own: dict[str, dict[int, float]]  # the mean time on each rank
+    meets: set[str]  # the stages where the ranks wait
+    last: str  # the stage at the end of each cycle
+    length: float  # the mean cycle
 
     @classmethod
     def of_cycles(cls, cycles: Cycles, ranks: Sequence[int], names: Sequence[str], meets: Sequence[bool]) -> StageCosts:
@@ -78,14 +69,7 @@ def count_stages(sides: Sequence[StageCosts]) -> int:
 def find_causes(
     before: Sequence[StageCosts], after: StageCosts, correction: Correction, at_least: float
 ) -> tuple[list[Cause], set[str]]:
-    """Return the causes, the largest change first, and the names of the markers whose change is waiting.
-
-    Args:
-        before: The earlier runs. All runs have the same last stage.
-        after: The later run.
-        correction: Number of tests, and their confidence.
-        at_least: Least change, as a share of the step.
-    """
+    """Return the causes, the largest change first, and the names of the markers whose change is waiting."""
     length = fmean(side.length for side in before)
     longer = after.length > length
     names = dict.fromkeys(name for side in (after, *before) for name in side.costs)

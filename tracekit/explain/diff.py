@@ -13,7 +13,7 @@ from tracekit.explain.arrays import np
 from tracekit.explain.causes import count_stages, find_causes, stage_costs_of
 from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
 from tracekit.explain.noise import Correction
-from tracekit.explain.run import open_run
+from tracekit.explain.run import check_shares, open_run
 from tracekit.explain.run_change import compare_runs
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ _MIN_STEPS: Final = 50
 _MAX_VALUES: Final = 4096
 _GATE_CONFIDENCE: Final = 0.99
 
-Key = tuple[str, str]
-"""Name and category of a marker."""
+Key = tuple[str, str]  # name and category of a marker
 
 _PLACES: Final = """
 WITH own AS (
@@ -42,15 +41,13 @@ SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY start_ns) - 1 A
 FROM own ANTI JOIN (VALUES {excluded}) AS excluded(rank, step) USING (rank, step)"""
 
 _CELLS: Final = """
+WITH timed AS (
+    SELECT label, rank, step, duration_ns, self_ns FROM slice WHERE kind NOT IN ('frame', 'step')
+    UNION ALL SELECT -1, coalesce(rank, -1), step, duration_ns, duration_ns FROM steps
+)
 SELECT label, place, sum(duration_ns)::DOUBLE AS total_ns, count(DISTINCT rank) AS ranks, count(*) AS slices,
     sum(self_ns)::DOUBLE AS self_ns
-FROM slice JOIN place USING (rank, step) WHERE kind NOT IN ('frame', 'step') AND place < {kept}
-GROUP BY label, place ORDER BY label, place"""
-
-_STEPS: Final = """
-SELECT p.place, sum(s.duration_ns)::DOUBLE AS total_ns
-FROM steps s JOIN place p ON coalesce(s.rank, -1) = p.rank AND s.step = p.step
-WHERE p.place < {kept} GROUP BY p.place ORDER BY p.place"""
+FROM timed JOIN place USING (rank, step) WHERE place < {kept} GROUP BY label, place ORDER BY label, place"""
 
 _SLICES: Final = """
 WITH own AS (
@@ -69,36 +66,24 @@ class _Series:
 
     Attributes:
         values: Its mean time on the ranks that have it, for each step that has it; without steps, the times of single slices.
-        count: The number of slices.
-        total_ns: The sum of their durations.
-        self_ns: The part that no inner slice covers.
-        ranks: Mean number of ranks that have it, in the steps that have it.
-        presence: The share of steps that have it.
     """
 
     values: Floats
-    count: int
-    total_ns: float
-    self_ns: float
-    ranks: float
-    presence: float
+    count: int  # the number of slices
+    total_ns: float  # the sum of their durations
+    self_ns: float  # the part that no inner slice covers
+    ranks: float  # mean number of ranks that have it, in the steps that have it
+    presence: float  # the share of steps that have it
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One run.
+    """One run."""
 
-    Attributes:
-        shown: The files and ranks that were compared, and the number of steps.
-        series: The markers.
-        notes: Notes on the files and steps.
-        costs: The costs of the stages, where the ranks wait for each other.
-    """
-
-    shown: DiffSide
-    series: dict[Key, _Series]
-    notes: list[str]
-    costs: StageCosts | None
+    shown: DiffSide  # the files and ranks that were compared, and the number of steps
+    series: dict[Key, _Series]  # the markers
+    notes: list[str]  # notes on the files and steps
+    costs: StageCosts | None  # the costs of the stages, where the ranks wait for each other
 
     @property
     def step_ns(self) -> float:
@@ -142,9 +127,7 @@ def diff_traces(
         TraceFormatError: A file that was named is not a trace.
         MissingExtraError: DuckDB is not installed.
     """
-    for name, value in (("at_least", at_least), ("sure", sure)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
+    check_shares(at_least=at_least, sure=sure)
     before = [check_paths("first", first), *(check_paths("baselines", paths) for paths in baselines)]
     after = before[0] if second is None else check_paths("second", second)
     check_names("inside", inside)
@@ -221,7 +204,6 @@ def _read(
             steps, series = 0, _series_of_slices(run, ranks)
         else:
             ranks, series = timed, _series_of_steps(run, steps)
-            series[STEP, ""] = _whole_steps(run, timed, steps)
         costs = stage_costs_of(run) if steps and rank is None else None
         shown = DiffSide(files=[path for path, _ in run.files], ranks=ranks, steps=steps)
         return _Side(shown, series, [*run.notes, *run.steps.notes], costs)
@@ -246,7 +228,7 @@ def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
     found: dict[Key, _Series] = {}
     for label, own in _by_label(columns):
         total, ranks = own["total_ns"], own["ranks"]
-        found[run.labels[label][:2]] = _Series(
+        found[(STEP, "") if label < 0 else run.labels[label][:2]] = _Series(
             values=(total / ranks)[total > 0],
             count=int(own["slices"].sum()),
             total_ns=float(total.sum()),
@@ -255,12 +237,6 @@ def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
             presence=float((total > 0).sum()) / steps,
         )
     return found
-
-
-def _whole_steps(run: Run, ranks: list[int], steps: int) -> _Series:
-    columns = run.database.columns(_STEPS.format(kept=steps))
-    total = np.asarray(columns["total_ns"])
-    return _Series(total / len(ranks), steps * len(ranks), float(total.sum()), float(total.sum()), len(ranks), 1.0)
 
 
 def _series_of_slices(run: Run, ranks: list[int]) -> dict[Key, _Series]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.diff_results import STEP
-from tracekit.explain.text import duration, shortened, table
+from tracekit.explain.text import duration, section, shortened
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
@@ -17,12 +17,7 @@ _MAX_SPANS: Final = 5
 
 
 def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
-    """Yield the lines of a difference.
-
-    Args:
-        diff: The difference.
-        top: Number of markers of each kind.
-    """
+    """Yield the lines of a difference."""
     for name, side in (("before", diff.before), ("after", diff.after)):
         runs = f"{counted(diff.baselines, 'run')}, " if name == "before" and diff.baselines > 1 else ""
         ranks = f"rank {side.ranks[0]}" if len(side.ranks) == 1 else counted(len(side.ranks), "rank")
@@ -52,13 +47,7 @@ def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
 
 
 def gate_line(name: str, change: Change, share: float) -> str | None:
-    """Return the line on a gate that fails or cannot be judged; None if it is passed.
-
-    Args:
-        name: The name of the option.
-        change: The marker that the gate is on.
-        share: The slow-down that is not accepted.
-    """
+    """Return the line on a gate that fails or cannot be judged; None if it is passed."""
     what = "the step" if change.name == STEP else shortened(change.name)
     if change.is_slower_by(share):
         least = f"at least {change.lower_99 - 1:.1%} with 99% confidence"
@@ -108,10 +97,6 @@ def _percent(change: Change) -> str:
 
 
 def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator[str]:
-    if not changes:
-        return
-    yield ""
-    yield f"{title} ({each})"
     rows = [
         (
             shortened(change.name),
@@ -127,20 +112,16 @@ def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator
         for change in changes[:top]
     ]
     head = ("name", "category", "before", "after", "change", "of step", "limits", "of it self", "count")
-    yield from table(head, rows, left=2)
-    if len(changes) > top:
-        yield f"  and {len(changes) - top:,} more; --top N shows N, --json all"
+    return section(f"{title} ({each})", head, rows, 2, _more(len(changes), top))
 
 
 def _presences(title: str, found: list[Presence], each: str, top: int) -> Iterator[str]:
-    if not found:
-        return
-    yield ""
-    yield title
     rows = [
         (shortened(one.name), shortened(one.category, 16), f"{one.count:,}", duration(one.each_ns))
         for one in found[:top]
     ]
-    yield from table(("name", "category", "count", each), rows, left=2)
-    if len(found) > top:
-        yield f"  and {len(found) - top:,} more; --top N shows N, --json all"
+    return section(title, ("name", "category", "count", each), rows, 2, _more(len(found), top))
+
+
+def _more(count: int, top: int) -> list[str]:
+    return [f"  and {count - top:,} more; --top N shows N, --json all"] if count > top else []

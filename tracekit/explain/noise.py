@@ -22,8 +22,7 @@ from tracekit.explain.student import MAX_FREEDOM, quantile
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
 
-MIN_FREEDOM: Final = 1.5
-"""Fewer degrees of freedom give no verdict: about 5 independent values."""
+MIN_FREEDOM: Final = 1.5  # fewer degrees of freedom give no verdict: about 5 independent values
 
 _COSINES: Final = 6
 _SLOWEST: Final = 2
@@ -34,34 +33,21 @@ _MAX_CORRELATION: Final = 0.999
 
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
-    """Means of series, and how well they are known. All attributes have one value for each series.
+    """Means of series, and how well they are known. All attributes have one value for each series."""
 
-    Attributes:
-        mean: The mean of the limited values: single values far off the median count as 8 robust deviations.
-        error: Standard error of the mean.
-        deviation: Standard deviation of the limited values.
-        ess: Effective sample size.
-        freedom: Degrees of freedom of Student's t for mean / error.
-    """
-
-    mean: Floats
-    error: Floats
-    deviation: Floats
-    ess: Floats
-    freedom: Floats
+    mean: Floats  # the mean of the limited values: single values far off the median count as 8 robust deviations
+    error: Floats  # standard error of the mean
+    deviation: Floats  # standard deviation of the limited values
+    ess: Floats  # effective sample size
+    freedom: Floats  # degrees of freedom of Student's t for mean / error
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Several tests that share one probability of a false result (Bonferroni).
+    """Several tests that share one probability of a false result (Bonferroni)."""
 
-    Attributes:
-        tests: Number of tests.
-        confidence: Probability that none of them gives a false result.
-    """
-
-    tests: int
-    confidence: float
+    tests: int  # number of tests
+    confidence: float  # probability that none of them gives a false result
 
     @property
     def tail(self) -> float:
@@ -108,12 +94,7 @@ def estimate_means(series: Floats) -> MeanEstimate:
 
 
 def block_means(series: Floats, most: int) -> Floats:
-    """Return means of blocks of consecutive values, such as the collectives of a step, which share their delay.
-
-    Args:
-        series: Shape (rows, values).
-        most: Maximum number of blocks. Values at the beginning that fill no block are left out.
-    """
+    """Return means of at most ``most`` blocks of consecutive values by row; the first values may be in none."""
     rows, count = series.shape
     size = max(1, -(-count // most))
     means: Floats = series[:, count % size :].reshape(rows, -1, size).mean(axis=2)
@@ -148,10 +129,6 @@ def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, in
 
     A series that drifts during the whole run has nearly all of this power in its two slowest cosines, which then count alone.
     Several ranks share their estimates, and their common drift is subtracted before.
-
-    Args:
-        centred: Shape (rows, values), mean 0.
-        variance: Of single values, by row.
     """
     count = centred.shape[-1]
     cosines = min(_COSINES, count // 3)
@@ -164,15 +141,9 @@ def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, in
 
 
 def _common_inflation(by_lag: Floats, by_cosines: Floats, count: int, cosines: int) -> tuple[Floats, Floats]:
-    """Return the number of values per independent value, and the degrees of freedom, by row.
+    """Return the number of values per independent value, and the degrees of freedom, by row, from logarithms of estimates.
 
     The rows share the larger one of their common estimates. A row with a much larger own estimate keeps it.
-
-    Args:
-        by_lag: Logarithms of the estimates by the lag-1 correlation.
-        by_cosines: Logarithms of the estimates by the slowest cosines.
-        count: Number of values.
-        cosines: Number of cosines.
     """
     if not len(by_lag):
         return by_lag, by_lag

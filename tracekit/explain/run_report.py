@@ -82,20 +82,7 @@ def report_run(
     cache: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> RunReport:
-    """Report on a run.
-
-    Args:
-        inputs: Files, folders, globs or URLs: rank traces, torch.profiler's traces, merged traces.
-        inside: Names of markers that enclose the stages of a step.
-        cache: False to keep no tables.
-        progress: Called with the completed share of the work, 0 to 1, and a description of the current part.
-
-    Raises:
-        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
-        StorageError: A file cannot be read, or the cache cannot be written.
-        TraceFormatError: A file that was named is not a trace.
-        MissingExtraError: DuckDB is not installed.
-    """
+    """Report on a run."""
     with open_run(inputs, inside=inside, cache=cache, progress=progress) as run:
         stages = training_stages(run)
         stragglers = compare_run(run, stages)
@@ -105,7 +92,7 @@ def report_run(
         ]
         starts = [facts["base_ns"] + facts["span"][0] for facts in run.facts if facts["span"][0] is not None]
         sizes = (facts["account"]["metadata"].get("world_size") for facts in run.facts)
-        report = RunReport(
+        return RunReport(
             runs=_stated(run, "run_id"),
             hosts=_stated(run, "host"),
             world_size=max((size for size in sizes if type(size) is int), default=None),
@@ -118,9 +105,6 @@ def report_run(
             clocks=clocks_of(run),
             losses=losses_of(run),
         )
-    if progress is not None:
-        progress(1.0, "writing")
-    return report
 
 
 def _stated(run: Run, key: str) -> list[str]:

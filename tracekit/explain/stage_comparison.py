@@ -31,13 +31,6 @@ _STEPS_TO_LOOK_AT: Final = 3
 class StageComparison:
     """The stages of all ranks in the steps that they have in common.
 
-    Args:
-        stages: The stages of each rank.
-        steps: The steps of all ranks.
-        min_share: Least delay to report, as a share of a step.
-        confidence: Probability that no rank of equal ranks is reported.
-        resolution: Error of durations, as a share of them; delays below three times this share of a step are not reported.
-
     Attributes:
         ranks: The ranks that are compared.
         numbers: Numbers of the steps that are compared.

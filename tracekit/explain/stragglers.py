@@ -5,14 +5,12 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import check_names, check_paths
-from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 from tracekit.explain.arrays import np
 from tracekit.explain.clocks import resolution_of
 from tracekit.explain.collectives import read_collectives
 from tracekit.explain.noise import Correction, block_means
-from tracekit.explain.run import open_run
+from tracekit.explain.run import check_shares, open_run
 from tracekit.explain.slow_ranks import slow_rows
 from tracekit.explain.stage_comparison import StageComparison
 from tracekit.explain.stages import cut_notes, training_stages
@@ -59,16 +57,9 @@ def find_stragglers(
         TraceFormatError: A file that was named is not a trace.
         MissingExtraError: DuckDB is not installed.
     """
-    for name, value in (("at_least", at_least), ("sure", sure)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
-    paths = check_paths("inputs", inputs)
-    check_names("inside", inside)
-    with open_run(paths, inside=inside, cache=cache, progress=progress) as run:
-        report = compare_run(run, training_stages(run), at_least, sure)
-    if progress is not None:
-        progress(1.0, "comparing ranks")
-    return report
+    check_shares(at_least=at_least, sure=sure)
+    with open_run(inputs, inside=inside, cache=cache, progress=progress) as run:
+        return compare_run(run, training_stages(run), at_least, sure)
 
 
 def compare_run(
@@ -79,15 +70,7 @@ def compare_run(
     *,
     collectives: bool = True,
 ) -> StragglerReport:
-    """Compare the ranks of a run.
-
-    Args:
-        run: The run.
-        stages: The stages of each rank.
-        at_least: Least delay to report, as a share of a step.
-        sure: Probability that no rank of equal ranks is reported.
-        collectives: Compare the collectives too, which reads arguments.
-    """
+    """Compare the ranks of a run."""
     resolution = resolution_of(run)
     found = StageComparison(stages, run.steps, at_least, sure, resolution)
     waits = find_waits(read_collectives(run)) if collectives else None

@@ -7,8 +7,7 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
-MAX_FREEDOM: Final = 1000.0
-"""Degrees of freedom from which the normal distribution is used."""
+MAX_FREEDOM: Final = 1000.0  # degrees of freedom from which the normal distribution is used
 
 _MAX_TERMS: Final = 500
 _TINY: Final = 1e-300
@@ -16,12 +15,7 @@ _NORMAL: Final = NormalDist()
 
 
 def upper_tail(t: float, freedom: float) -> float:
-    """Return the probability of a value above t.
-
-    Args:
-        t: Any value, infinity included.
-        freedom: Degrees of freedom, above 0; need not be an integer.
-    """
+    """Return the probability of a value above t."""
     if t < 0:
         return 1.0 - upper_tail(-t, freedom)
     if math.isinf(t):

@@ -24,15 +24,12 @@ class RankWaits:
     """A rank in the collectives with all members found.
 
     Attributes:
-        wait_ns: Time that it waited for the last member, in all of them.
-        transfer_ns: Their time after the last member came.
-        last: Number of collectives where it came last.
         late_ns: Its delay behind the median of the other members, in each (negative: earlier).
     """
 
-    wait_ns: int = 0
-    transfer_ns: int = 0
-    last: int = 0
+    wait_ns: int = 0  # time that it waited for the last member, in all of them
+    transfer_ns: int = 0  # their time after the last member came
+    last: int = 0  # number of collectives where it came last
     late_ns: list[float] = field(default_factory=list)
 
     @property
@@ -43,30 +40,16 @@ class RankWaits:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Waiting in collectives.
+    """Waiting in collectives."""
 
-    Attributes:
-        collectives: Number of collectives found in the traces of two members or more.
-        spread_ns: Time between the first and the last member, of each.
-        ranks: By rank.
-        unmatched: Why those of some ranks could not be matched, in words.
-    """
-
-    collectives: int
-    spread_ns: list[int]
-    ranks: dict[int, RankWaits]
-    unmatched: list[str]
+    collectives: int  # number of collectives found in the traces of two members or more
+    spread_ns: list[int]  # time between the first and the last member, of each
+    ranks: dict[int, RankWaits]  # by rank
+    unmatched: list[str]  # why those of some ranks could not be matched, in words
 
 
 def find_waits(collectives: Mapping[int, list[Collective]]) -> Waits | None:
-    """Find the time that each rank waited for others.
-
-    Args:
-        collectives: By rank, in the order of their ends.
-
-    Returns:
-        The waiting; None when the traces of fewer than two ranks hold collectives.
-    """
+    """Find the time that each rank waited for others; None where fewer than two ranks have collectives."""
     groups: dict[tuple[str, str], dict[int, list[Collective]]] = {}
     for rank, own in sorted(collectives.items()):
         for group, members in by_group(own):

@@ -103,19 +103,8 @@ def extend_tables(
 ) -> tuple[FileFacts, Growth] | None:
     """Write the new parts of all tables, and link the other parts.
 
-    Args:
-        database: The engine.
-        path: The file.
-        previous: The folder of an earlier entry of the file.
-        folder: The folder of the new entry.
-        progress: Called with the number of new bytes read so far.
-
     Returns:
         The facts and the state of the file; None if it must be built anew.
-
-    Raises:
-        StorageError: The file cannot be read.
-        QueryError: The engine has failed.
     """
     growth = load_growth(previous, path)
     if growth is None:
