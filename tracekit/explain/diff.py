@@ -107,7 +107,8 @@ def diff_traces(
     """Find the markers that became slower or faster from one run to another, with limits, and those that are new or gone.
 
     Compares the mean time of each marker in a step or, where a run has fewer than five steps, in a slice. Warm-up steps do not
-    count.
+    count. Where ranks wait for each other, `TraceDiff.causes` has the stages that made the step longer; see
+    `tracekit.explain.causes`.
 
     Args:
         first: Traces of the earlier run: files, folders, globs or URLs.

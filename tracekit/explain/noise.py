@@ -13,17 +13,24 @@ half is white, the first alone accuses a quarter of the runs of two equal ranks 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.arrays import medians, np, robust_deviation
-from tracekit.explain.student import MAX_FREEDOM, quantile
 
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
 
 MIN_FREEDOM: Final = 1.5  # fewer degrees of freedom give no verdict: about 5 independent values
 
+MAX_FREEDOM: Final = 1000.0  # degrees of freedom from which the normal distribution is used
+
+_MAX_TERMS: Final = 500
+_TINY: Final = 1e-300
+_NORMAL: Final = NormalDist()
 _COSINES: Final = 6
 _SLOWEST: Final = 2
 _DRIFT_SHARE: Final = 0.85  # of the power of six cosines; white noise reaches it in 2 % of the series
@@ -161,3 +168,58 @@ def _common_inflation(by_lag: Floats, by_cosines: Floats, count: int, cosines: i
     inflation = np.maximum(np.where(own_lag, by_lag, common), np.where(own_cosines, by_cosines, common))
     is_slow = own_cosines | (common_cosines > common_lag + np.sqrt(2 / (cosines * (len(by_lag) - 1))))
     return np.exp(inflation), np.where(is_slow, np.minimum(lag_freedom, cosines), lag_freedom)
+
+
+# Student's t distribution, without a package for it.
+
+
+def upper_tail(t: float, freedom: float) -> float:
+    """Return the probability of a value above t."""
+    if t < 0:
+        return 1.0 - upper_tail(-t, freedom)
+    if math.isinf(t):
+        return 0.0
+    if freedom >= MAX_FREEDOM:
+        return math.erfc(t / math.sqrt(2)) / 2
+    return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+
+
+@lru_cache(maxsize=4096)
+def quantile(tail: float, freedom: float) -> float:
+    """Return the value that is exceeded with probability ``tail``, 0 < tail < 0.5."""
+    if freedom >= MAX_FREEDOM:
+        return -_NORMAL.inv_cdf(tail)
+    low, high = 0.0, 1.0
+    while upper_tail(high, freedom) > tail:
+        low, high = high, 4 * high
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if upper_tail(middle, freedom) > tail else (low, middle)
+    return high
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function by its continued fraction (DLMF 8.17.22)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(1 - x, b, a)
+    front = math.exp(
+        a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) - math.log(a)
+    )
+    # Lentz's method.
+    value, c, d = 1.0, 1.0, 0.0
+    for term in range(_MAX_TERMS):
+        half = term // 2
+        if not term:
+            factor = 1.0
+        elif term % 2:
+            factor = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+        else:
+            factor = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+        d = 1 / (1 + factor * d or _TINY)
+        c = 1 + factor / c or _TINY
+        value *= c * d
+        if abs(1 - c * d) < 1e-12:
+            break
+    return front * (value - 1)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain import MIN_VALUES
 from tracekit.explain.arrays import np
-from tracekit.explain.noise import MIN_FREEDOM, critical_values, estimate_means
-from tracekit.explain.student import upper_tail
+from tracekit.explain.noise import MIN_FREEDOM, critical_values, estimate_means, upper_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

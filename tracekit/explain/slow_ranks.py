@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
 from tracekit.explain.arrays import median_of_others, np
-from tracekit.explain.noise import MIN_FREEDOM, Correction, critical_values, estimate_means
-from tracekit.explain.student import MAX_FREEDOM, quantile, upper_tail
+from tracekit.explain.noise import (
+    MAX_FREEDOM,
+    MIN_FREEDOM,
+    Correction,
+    critical_values,
+    estimate_means,
+    quantile,
+    upper_tail,
+)
 
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats

@@ -14,7 +14,7 @@ from tracekit.explain.run import check_shares, open_run
 from tracekit.explain.slow_ranks import slow_rows
 from tracekit.explain.stage_comparison import StageComparison
 from tracekit.explain.stages import cut_notes, training_stages
-from tracekit.explain.stragglers_results import CollectiveReport, Member, Straggler, StragglerReport
+from tracekit.explain.stragglers_results import Straggler, StragglerReport
 from tracekit.explain.text import share
 from tracekit.explain.waits import find_waits
 
@@ -73,7 +73,7 @@ def compare_run(
     """Compare the ranks of a run."""
     resolution = resolution_of(run)
     found = StageComparison(stages, run.steps, at_least, sure, resolution)
-    waits = find_waits(read_collectives(run)) if collectives else None
+    waits = find_waits(read_collectives(run) if collectives else {})
     stragglers = [*found.stragglers, *_late(waits, found, at_least, sure, resolution)]
     cycles = found.cycles
     notes = [*run.steps.notes, *found.notes]
@@ -89,35 +89,33 @@ def compare_run(
         step_ns=0.0 if cycles is None else cycles.length,
         together_after=found.together_after,
         stages=found.reports,
-        collectives=_collectives(waits),
+        collectives=waits.report,
         warm_up=run.steps.warm_up,
         stragglers=sorted(stragglers, key=lambda one: (-one.mean_ns, one.rank, one.stage or "")),
         outliers=found.outliers,
         sensitivity=found.sensitivity,
         others_wait=cycles is not None and cycles.waits,
-        notes=[*notes, *(() if waits is None else waits.unmatched), *run.notes, *cut_notes(stages.values())],
+        notes=[*notes, *waits.unmatched, *run.notes, *cut_notes(stages.values())],
     )
 
 
-def _late(
-    waits: Waits | None, run: StageComparison, at_least: float, sure: float, resolution: float
-) -> list[Straggler]:
+def _late(waits: Waits, run: StageComparison, at_least: float, sure: float, resolution: float) -> list[Straggler]:
     """Return the ranks that come late to the collectives."""
-    if waits is None or not waits.ranks:
+    if waits.report is None:
         return []
-    whole = fmean([one.wait_ns + one.transfer_ns for one in waits.ranks.values()]) / max(1, waits.collectives)
+    members = {member.rank: member for member in waits.report.members}
+    whole = fmean([one.wait_ns + one.transfer_ns for one in members.values()]) / waits.report.count
     step_ns = 0.0 if run.cycles is None else run.cycles.length
     steps = 0 if run.cycles is None else len(run.cycles.begins)
     found = []
     # Ranks with equally many collectives share one estimate of their noise.
-    for count in sorted({len(own.late_ns) for own in waits.ranks.values()}):
-        ranks = [rank for rank, own in waits.ranks.items() if len(own.late_ns) == count]
+    for count in sorted({member.count for member in members.values()}):
+        ranks = [rank for rank, member in members.items() if member.count == count]
         # A step may hold many collectives; the delay of one counts as often.
         least = max(at_least, 3 * resolution) * max(whole, step_ns * steps / count)
-        late = np.array([waits.ranks[rank].late_ns for rank in ranks], dtype=float)
-        for slow in slow_rows(block_means(late, steps or _MAX_BLOCKS), least, Correction(len(waits.ranks), sure)):
+        late = np.array([waits.late_ns[rank] for rank in ranks], dtype=float)
+        for slow in slow_rows(block_means(late, steps or _MAX_BLOCKS), least, Correction(len(members), sure)):
             rank = ranks[slow.row]
-            own = waits.ranks[rank]
             a_step_ns = slow.mean * count / steps if steps else slow.mean
             found.append(
                 Straggler(
@@ -127,9 +125,9 @@ def _late(
                     mean_ns=slow.mean,
                     low_ns=slow.low,
                     high_ns=slow.high,
-                    median_ns=median(own.late_ns),
+                    median_ns=median(waits.late_ns[rank]),
                     share_of_step=a_step_ns / step_ns if step_ns else 0.0,
-                    late=own.last,
+                    late=members[rank].last,
                     of=count,
                     sure=1 - slow.chance,
                     others_wait=True,
@@ -137,25 +135,3 @@ def _late(
                 )
             )
     return found
-
-
-def _collectives(waits: Waits | None) -> CollectiveReport | None:
-    if waits is None or not waits.collectives:
-        return None
-    spread = sorted(waits.spread_ns)
-    return CollectiveReport(
-        count=waits.collectives,
-        spread_median_ns=spread[len(spread) // 2],
-        spread_longest_ns=spread[-1],
-        members=[
-            Member(
-                rank=rank,
-                count=len(own.late_ns),
-                wait_ns=own.wait_ns,
-                transfer_ns=own.transfer_ns,
-                last=own.last,
-                mean_late_ns=own.mean_late_ns,
-            )
-            for rank, own in waits.ranks.items()
-        ],
-    )
