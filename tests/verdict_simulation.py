@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tracekit.explain.arrays import median_of_others
+from tracekit.explain.causes import StageCosts, find_causes
 from tracekit.explain.cycles import find_cycles
 from tracekit.explain.noise import Correction, block_means
 from tracekit.explain.outlier_steps import find_outlier_steps
@@ -250,6 +251,19 @@ def diff_cells() -> Iterator[Cell]:
         yield Cell("diff detection", noise, 2, steps, "one run a side", 0.08)
 
 
+def cause_cells() -> Iterator[Cell]:
+    """Yield the cells of `find_causes`: false alarms of equal runs, and the cause where one rank of a run is slow."""
+    for ranks in (4, 64):
+        for noise in NOISES:
+            yield Cell("cause alarm", noise, ranks, 150, "collectives")
+        for noise, steps, delay in (
+            ("independent 10%", 200, 0.3),
+            ("AR(1) 0.5 10%", 600, 0.3),
+            ("AR(1) 0.9 3%", 600, 0.15),
+        ):
+            yield Cell("cause", noise, ranks, steps, "collectives", delay)
+
+
 def draw_seed(what: object) -> int:
     """Return a new seed; in .ci/run, that of a thing."""
     return zlib.crc32(repr(what).encode()) if REPEATS else secrets.randbits(32)
@@ -264,6 +278,9 @@ def count(cell: Cell, runs: int) -> Count:
     for run in range(runs):
         if cell.what.startswith("diff"):
             found += diff_alarm(random, noise, cell, run)
+            continue
+        if cell.what.startswith("cause"):
+            found += cause_found(random, noise, cell, run)
             continue
         if cell.what == "late alarm":
             found += late_alarm(random, noise, cell, run)
@@ -285,6 +302,24 @@ def late_alarm(random: np.random.Generator, noise: Noise, cell: Cell, run: int) 
     late -= median_of_others(late)
     blocks = block_means(late, cell.steps if cell.layout == "steps known" else 30)
     return bool(slow_rows(blocks, 0.002 * STEP_NS, Correction(cell.ranks, 0.99)))
+
+
+def cause_found(random: np.random.Generator, noise: Noise, cell: Cell, run: int) -> bool:
+    """Return True if a cause is found between equal runs; with a delay, if it is that of the slow rank and nothing else."""
+    rank, stage = int(random.integers(cell.ranks)), int(random.choice([at for at in range(len(STAGES)) if at != WAIT]))
+    meets = [at == WAIT for at in range(len(STAGES))]
+    sides = []
+    for is_slow in (False, bool(cell.delay)):
+        times = own_times(random, noise, (cell.ranks, cell.steps), shared=run // 2 % 2 == 0)
+        times[rank, :, stage] += is_slow * cell.delay * STEP_NS
+        cycles = find_cycles(with_waiting(times, WAIT), [True] * cell.steps, meets)
+        assert cycles is not None
+        sides.append(StageCosts.of_cycles(cycles, range(cell.ranks), STAGES, meets))
+    before, after = sides if run % 2 else sides[::-1]
+    causes, waiting = find_causes([before], after, Correction(4 * len(STAGES), 0.99), 0.02)
+    if not cell.delay:
+        return bool(causes)
+    return [(one.stage, one.ranks) for one in causes] == [(STAGES[stage], [rank])] and waiting == {STAGES[WAIT]}
 
 
 def diff_alarm(random: np.random.Generator, noise: Noise, cell: Cell, run: int) -> bool:
@@ -348,11 +383,11 @@ def main() -> int:
     parser.add_argument("--min-ranks", type=int, default=2)
     parser.add_argument("--max-ranks", type=int, default=64)
     parser.add_argument("--max-steps", type=int, default=4000)
-    parser.add_argument("--only", choices=["alarm", "late", "detection", "diff"], help="only these cells")
+    parser.add_argument("--only", choices=["alarm", "late", "detection", "diff", "cause"], help="only these cells")
     arguments = parser.parse_args()
     cells = [
         cell
-        for cell in (*alarm_cells(), *collective_cells(), *detection_cells(), *diff_cells())
+        for cell in (*alarm_cells(), *collective_cells(), *detection_cells(), *diff_cells(), *cause_cells())
         if arguments.min_ranks <= cell.ranks <= arguments.max_ranks
         and cell.steps <= arguments.max_steps
         and (not arguments.only or cell.what.startswith(arguments.only))

@@ -18,6 +18,7 @@ from tracekit.check.schemas import compile_schema
 if TYPE_CHECKING:
     from pathlib import Path
 
+DATALOADER = STAGES.index("dataloader")
 FORWARD = STAGES.index("forward")
 OPTIMIZER = STAGES.index("optimizer")
 
@@ -96,6 +97,41 @@ def test_a_run_that_became_slower_fails_the_gate(tmp_path: Path) -> None:
     assert "note: one run a side: " in text
     assert command(["diff", before, after, "--fail-above", "10%"])[0] == 0
     assert command(["diff", after, before, "--fail-above", "5%"])[0] == 0
+
+
+@pytest.mark.parametrize(("ranks", "collectives"), [(4, True), (4, False), (32, True)])
+def test_diff_names_the_stage_of_the_late_rank_and_not_that_of_those_who_wait(
+    tmp_path: Path, ranks: int, collectives: bool
+) -> None:
+    runs = []
+    for seed, delay in ((1, 0.0), (2, 0.15)):
+        times = own_times(np.random.default_rng(seed), NOISES["independent 3%"], (ranks, 100), shared=True)
+        times[2, :, DATALOADER] += delay * STEP_NS
+        runs.append(write_run(tmp_path / f"run{seed}", with_waiting(times, WAIT), collectives=collectives))
+    exchange = "all_reduce" if collectives else "sync"
+    for pair, verb, kind, comes in (
+        (runs, "longer", "slower", "comes"),
+        (runs[::-1], "less", "faster", "came"),
+    ):
+        text = command(["diff", *pair])[1]
+        (line,) = [line for line in text.splitlines() if line.startswith("cause: ")]
+        assert line.startswith("cause: dataloader takes 1")
+        assert line.endswith(f" on rank 2, which {comes} late; the others wait {verb} in {exchange}")
+        assert text.index(line) < text.index(f"\n{kind} (a step)\n") < text.index(f"\n{kind}, waiting for late ranks")
+        document = json.loads(command(["diff", "--json", *pair])[1])
+        assert compile_schema("diff")(document) is None
+        (cause,) = document["causes"]
+        assert (cause["stage"], cause["ranks"], cause["of_ranks"]) == ("dataloader", [2], ranks)
+        assert abs(cause["change_ns"]) == pytest.approx(0.15 * STEP_NS, rel=0.3)
+        assert [one["name"] for one in document[kind] if one["waiting"]] == [exchange]
+        assert document[kind][-1]["name"] == exchange
+
+
+def test_diff_names_a_stage_that_grew_on_all_ranks_and_no_waiting(tmp_path: Path) -> None:
+    text = command(["diff", run_of(tmp_path / "a", 1), run_of(tmp_path / "b", 2, slower=0.08)])[1]
+    assert "\ncause: forward takes " in text
+    assert " on all ranks\n" in text
+    assert "waiting for late ranks" not in text
 
 
 def test_a_stage_gate_fails_for_its_stage_only(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.examples import examples
 from tracekit.errors import TraceFormatError
 from tracekit.table import columns
-from tracekit.table.arrow import ArrowTable
 from tracekit.table.columns import read_columns
+from tracekit.table.extend import ArrowTable
 from tracekit.table.plain_columns import ALL_ARGS, COLUMNS, KEY_ARGS, PlainColumns
 
 if TYPE_CHECKING:

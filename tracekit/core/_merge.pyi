@@ -276,6 +276,9 @@ class Columns:
             OSError: The scratch file cannot be written or read.
         """
 
+    def span(self) -> tuple[int, int] | None:
+        """Return the least start of the events and their latest end; None without events."""
+
     def used(self) -> dict[str, list[str]]:
         """Return, after `finish`, the columns of each table that are not NULL in all rows."""
 

@@ -181,7 +181,7 @@ static enum outcome fill_batch(Columns *columns, enum table_number table, struct
     int done = parts != NULL;
     for (int i = 0; i < spec->count && done; i++)
         if (spec->columns[i].is_late)
-            done = (parts->late[i] = tracekit_calloc(BATCH_ROWS, sizeof(int64_t))) != NULL;
+            done = (parts->late[i] = tracekit_realloc(NULL, BATCH_ROWS * sizeof(int64_t))) != NULL;
     if (done) {
         parts->references = 1;
         parts->block = next_columns(columns, table, parts->late, &outcome);

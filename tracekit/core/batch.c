@@ -44,22 +44,29 @@ static int add_text(Texts *texts, const char *text, size_t size)
     return 1;
 }
 
+static int is_text_at(const Texts *texts, uint32_t number, const char *text, size_t size)
+{
+    const int32_t *begins = (const int32_t *)(const void *)texts->offsets.data;
+    size_t begin = (size_t)begins[number - 1], count = texts->offsets.size / sizeof(int32_t);
+    size_t end = number < count ? (size_t)begins[number] : texts->bytes.size;
+    return end - begin == size && memcmp(texts->bytes.data + begin, text, size) == 0;
+}
+
 int32_t intern_column(Batch *batch, int column, const char *text, size_t size)
 {
     Texts *texts = &batch->texts[column];
     size_t count = texts->offsets.size / sizeof(int32_t);
     if (batch->spec->columns[column].kind == COLUMN_LONG_TEXT)
         return add_text(texts, text, size) ? (int32_t)count : -1;
+    if (texts->last && is_text_at(texts, texts->last, text, size))
+        return (int32_t)texts->last - 1;
     uint32_t hash = (uint32_t)hash_bytes(text, size), number;
-    const int32_t *begins = (const int32_t *)(const void *)texts->offsets.data;
-    for (uint32_t slot = hash; (number = next_number(&texts->index, hash, &slot)) != 0;) {
-        size_t begin = (size_t)begins[number - 1], end = number < count ? (size_t)begins[number] : texts->bytes.size;
-        if (end - begin == size && memcmp(texts->bytes.data + begin, text, size) == 0)
-            return (int32_t)number - 1;
-    }
+    for (uint32_t slot = hash; (number = next_number(&texts->index, hash, &slot)) != 0;)
+        if (is_text_at(texts, number, text, size))
+            return (int32_t)(texts->last = number) - 1;
     if (!reserve_number(&texts->index) || !add_text(texts, text, size))
         return -1;
-    add_number(&texts->index, hash, (uint32_t)count + 1);
+    add_number(&texts->index, hash, texts->last = (uint32_t)count + 1);
     return (int32_t)count;
 }
 
@@ -133,7 +140,7 @@ static void clear_batch(Batch *batch)
     batch->rows = 0;
     for (int i = 0; i < batch->spec->count; i++) {
         clear_index(&batch->texts[i].index);
-        batch->texts[i].offsets.size = batch->texts[i].bytes.size = 0;
+        batch->texts[i].offsets.size = batch->texts[i].bytes.size = batch->texts[i].last = 0;
     }
 }
 
@@ -156,7 +163,7 @@ enum outcome store_batch(BatchTable *table, ScratchFile *scratch, int to_file, u
         if (outcome != DONE)
             return outcome;
     } else {
-        if ((stored.block = tracekit_calloc(1, stored.size)) == NULL)
+        if ((stored.block = tracekit_realloc(NULL, stored.size)) == NULL)
             return NO_MEMORY;
         *stored.block = head;
         fill_block(&table->batch, stored.block);
@@ -182,7 +189,7 @@ Block *take_block(BatchTable *table, size_t number, ScratchFile *scratch, enum o
     if (block != NULL)
         return block;
     *outcome = NO_MEMORY;
-    block = tracekit_calloc(1, stored->size);
+    block = tracekit_realloc(NULL, stored->size);
     if (block == NULL)
         return NULL;
     *outcome = read_scratch(scratch, stored->offset, block, stored->size);

@@ -33,6 +33,7 @@ typedef struct {
 typedef struct {
     Index index;
     Buffer offsets, bytes; /* int32_t: the beginning of each text, and the end */
+    uint32_t last;         /* the number + 1 of the text that was interned last, 0 for none: many rows in turn have the same */
 } Texts;
 
 typedef struct {

@@ -149,6 +149,9 @@ static enum outcome add_event_row(Columns *self, const Row *row, int on_gpu, con
         {E_FLOW, row->flow}, {E_STREAM, row->stream}, {E_DEVICE, row->device}, {E_BYTES, row->bytes}};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         INTEGERS(EVENTS, values[i].column)[at] = values[i].value;
+    const int64_t end = row->duration == NO_VALUE ? row->start : row->start + row->duration;
+    self->first = row->start < self->first ? row->start : self->first;
+    self->last = end > self->last ? end : self->last;
     if (row->correlation != NO_VALUE && !on_gpu && row->nests && !note_launch(self, row->correlation, row->start))
         return NO_MEMORY;
     enum outcome outcome = add_args(self, number, args, args_size);
@@ -560,6 +563,8 @@ static PyObject *Columns_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     }
     snprintf(self->scratch.folder, sizeof self->scratch.folder, "%s", folder);
     self->max_bytes = max_bytes;
+    self->first = INT64_MAX;
+    self->last = INT64_MIN;
     self->keeps_args = keeps_args;
     self->reader.wants_args = 1;
     for (int i = 0; i < KNOWN_PLACES; i++)
@@ -922,6 +927,15 @@ static PyObject *Columns_finish(PyObject *object, PyObject *args)
                          self->tables[FLOWS].rows, "args", self->tables[ARGS].rows);
 }
 
+static PyObject *Columns_span(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const Columns *self = (const Columns *)object;
+    if (self->last < self->first)
+        Py_RETURN_NONE;
+    return Py_BuildValue("LL", (long long)self->first, (long long)self->last);
+}
+
 static PyObject *Columns_used(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -945,6 +959,7 @@ static PyObject *Columns_used(PyObject *object, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
+    {"span", Columns_span, METH_NOARGS, "See _merge.pyi."},
     {"used", Columns_used, METH_NOARGS, "See _merge.pyi."},
     {"scan", Columns_scan, METH_VARARGS, "See _merge.pyi."},
     {"passed", Columns_passed, METH_NOARGS, "See _merge.pyi."},

@@ -62,6 +62,7 @@ typedef struct {
     Buffer begun;                     /* Buffer of Begin by track, innermost last */
     size_t begun_count;
     int64_t begins;                   /* the number of begins so far */
+    int64_t first, last;              /* the least start of an event, and the latest end */
     struct {
         char text[MAX_CATEGORY];
         size_t size;

@@ -10,11 +10,8 @@ from typing import Final
 
 __all__ = ["CONFIDENCE", "MIN_SHARE", "MIN_VALUES"]
 
-CONFIDENCE: Final = 0.99
-"""Probability that equal ranks or runs give no verdict, by default."""
+CONFIDENCE: Final = 0.99  # probability that equal ranks or runs give no verdict, by default
 
-MIN_SHARE: Final = 0.02
-"""Least effect to report, as a share of the step, by default."""
+MIN_SHARE: Final = 0.02  # least effect to report, as a share of the step, by default
 
-MIN_VALUES: Final = 5
-"""Fewer values say nothing of their noise."""
+MIN_VALUES: Final = 5  # fewer values say nothing of their noise

@@ -20,17 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["median_of_others", "medians", "np", "robust_deviation"]
 
-NORMAL_MAD = 1.4826
-"""Standard deviation of normal values as a multiple of their median absolute deviation."""
+NORMAL_MAD = 1.4826  # standard deviation of normal values as a multiple of their median absolute deviation
 
 
 def robust_deviation(values: Floats, middle: Floats | None = None) -> Floats:
-    """Estimate the standard deviation along the last axis from the median absolute deviation.
-
-    Args:
-        values: The values.
-        middle: Their medians, with the last axis kept, if they are known.
-    """
+    """Estimate the standard deviation along the last axis from the median absolute deviation; ``middle`` are known medians."""
     middle = medians(values)[..., None] if middle is None else middle
     deviation: Floats = NORMAL_MAD * medians(np.abs(values - middle))
     return deviation
@@ -45,11 +39,7 @@ def medians(values: Floats) -> Floats:
 
 
 def median_of_others(values: Floats) -> Floats:
-    """Return, for each row, the median of all other rows, element by element.
-
-    Args:
-        values: Shape (rows, ...), two rows or more.
-    """
+    """Return, for each of two rows or more, the median of all other rows, element by element."""
     others = len(values) - 1
     low, high = (others - 1) // 2, others // 2
     ordered = np.sort(values, axis=0)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.text import duration, share
+from tracekit.explain.text import duration, share, table
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tracekit.explain.gpu import GPUTime
     from tracekit.explain.stragglers_results import CollectiveReport, Member
@@ -26,6 +26,8 @@ DEVICE_TIMES: Final = {
     "    while CPU exchanges": "host_communication_ns",
 }
 """The times of a device that tables show, by their names there."""
+
+ENDS: Final = ("least", "median", "most", "on rank")  # the headings of `range_cells`
 
 
 def step_cells(rank: RankSummary) -> tuple[str, ...]:
@@ -52,13 +54,11 @@ class NameRow:
     """All slices of one name and category on all ranks.
 
     Attributes:
-        name: The name.
-        category: The category; empty if it is missing.
         cells: Count; least, median and most of the ranks' total times; the rank with the most; median share of the steps.
     """
 
-    name: str
-    category: str
+    name: str  # the name
+    category: str  # the category; empty if it is missing
     cells: tuple[str, ...]
 
 
@@ -74,8 +74,7 @@ def telling_names(markers: Iterable[MarkerSummary | NameRow]) -> dict[tuple[str,
     }
 
 
-NAME_HEAD: Final = ("count", "least", "median", "most", "rank", "of steps")
-"""The headings of `NameRow.cells`."""
+NAME_HEAD: Final = ("count", "least", "median", "most", "rank", "of steps")  # the headings of `NameRow.cells`
 
 
 def name_rows(summary: TraceSummary) -> list[NameRow]:
@@ -99,7 +98,18 @@ def name_rows(summary: TraceSummary) -> list[NameRow]:
 def range_cells(values: Sequence[tuple[float, int]], text: Callable[[float], str]) -> tuple[str, ...]:
     """Return the least, the median and the most of values with their ranks, and the rank with the most."""
     most, rank = max(values, key=lambda pair: (pair[0], -pair[1]))
-    return text(min(values)[0]), text(median(value for value, _ in values)), text(most), str(rank)
+    return text(min(values)[0]), text(median(value for value, _ in values)), text(most), "-" if rank < 0 else str(rank)
+
+
+def device_lines(devices: Sequence[GPUTime], times: Mapping[str, str]) -> list[str]:
+    """Return a table of times of devices as shares of their spans."""
+    shares = {
+        name: [(getattr(one, key) / (one.span_ns or 1), -1 if one.rank is None else one.rank) for one in devices]
+        for name, key in times.items()
+    }
+    if len(devices) == 1:
+        return table(("", "share"), [(name, share(own[0][0])) for name, own in shares.items()])
+    return table(("", *ENDS), [(name, *range_cells(own, share)) for name, own in shares.items()])
 
 
 def member_cells(member: Member) -> tuple[str, ...]:

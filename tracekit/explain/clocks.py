@@ -18,41 +18,27 @@ class ClockRow(Result, frozen=True, kw_only=True):
     """The clock of a rank.
 
     Attributes:
-        rank: The rank.
-        host: Its host; null if that is unknown.
         source: The method that places it: those of a merge, or "reference", "shared" (one boot with the reference), "measured"
             (a clock exchange) or "wall" (only the wall clock).
-        aligned: True if its relation to the reference is known, and a merged trace has placed it so.
-        offset_ns: The number added to its times, or to add; null if it is unknown.
-        error_ns: The error bound; null if it is unknown.
-        drift_ppm: The growth of the offset, µs a second; null if it is unknown.
-        clock_steps: The number of times that its wall clock was set, or the machine slept.
-        largest_step_ns: The largest of these.
-        words: The same for people.
     """
 
-    rank: int
-    host: str | None
+    rank: int  # the rank
+    host: str | None  # its host; null if that is unknown
     source: str
-    aligned: bool
-    offset_ns: int | None
-    error_ns: int | None
-    drift_ppm: float | None
-    clock_steps: int
-    largest_step_ns: int
-    words: str
+    aligned: bool  # true if its relation to the reference is known, and a merged trace has placed it so
+    offset_ns: int | None  # the number added to its times, or to add; null if it is unknown
+    error_ns: int | None  # the error bound; null if it is unknown
+    drift_ppm: float | None  # the growth of the offset, µs a second; null if it is unknown
+    clock_steps: int  # the number of times that its wall clock was set, or the machine slept
+    largest_step_ns: int  # the largest of these
+    words: str  # the same for people
 
 
 class ClockReport(Result, frozen=True, kw_only=True):
-    """The clocks of all ranks.
+    """The clocks of all ranks."""
 
-    Attributes:
-        merged: True if a merge has placed them; otherwise each rank has the times of its clock.
-        rows: By rank.
-    """
-
-    merged: bool
-    rows: list[ClockRow]
+    merged: bool  # true if a merge has placed them; otherwise each rank has the times of its clock
+    rows: list[ClockRow]  # by rank
 
     @property
     def worst_ns(self) -> int | None:

@@ -39,11 +39,8 @@ SELECT rank, label, start_ns, start_ns + duration_ns AS end_ns FROM slice WHERE 
 def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float]]:
     """Return the share of the steps of each rank in which a collective runs on a CPU thread and no operator computes.
 
-    Only the steps that torch.profiler recorded count. A rank without such a step, or without a collective, is left out.
-
-    Args:
-        run: The run.
-        stages: Names of stages, for the part of the time in each; the name "" stands for the whole time.
+    Only the steps that torch.profiler recorded count. A rank without such a step, or without a collective, is left out. Each
+    stage that is named has a part of the time; the name "" stands for the whole time.
     """
     if all(kind != "collective" for _, _, kind in run.labels):
         return {}

@@ -9,8 +9,7 @@ from tracekit.explain.results import Result
 if TYPE_CHECKING:
     from tracekit.explain.run import Run
 
-TIMES: Final = 96
-"""The maximum number of points of a counter."""
+TIMES: Final = 96  # the maximum number of points of a counter
 
 MAX_COUNTERS: Final = 200
 
@@ -54,55 +53,32 @@ SELECT name, key, at_ns, min(low), median(mean), max(high) FROM cell GROUP BY na
 
 
 class CounterTime(Result, frozen=True):
-    """A counter at a time.
+    """A counter at a time."""
 
-    Attributes:
-        time_ns: The time since the first value of any counter.
-        low: The least value of any rank.
-        median: The median of the ranks' means.
-        high: The largest value of any rank.
-    """
-
-    time_ns: int
-    low: float
-    median: float
-    high: float
+    time_ns: int  # the time since the first value of any counter
+    low: float  # the least value of any rank
+    median: float  # the median of the ranks' means
+    high: float  # the largest value of any rank
 
 
 class Counter(Result, frozen=True):
-    """A number of a counter, of all processes that have it.
+    """A number of a counter, of all processes that have it."""
 
-    Attributes:
-        name: The name of the counter.
-        key: The name of the number.
-        ranks: The ranks that have it.
-        values: The number of its values.
-        last: The last value of each rank.
-        low: The least value.
-        high: The largest value.
-        times: Its values over time, in order.
-    """
-
-    name: str
-    key: str
-    ranks: list[int]
-    values: int
-    last: list[float]
-    low: float
-    high: float
-    times: list[CounterTime]
+    name: str  # the name of the counter
+    key: str  # the name of the number
+    ranks: list[int]  # the ranks that have it
+    values: int  # the number of its values
+    last: list[float]  # the last value of each rank
+    low: float  # the least value
+    high: float  # the largest value
+    times: list[CounterTime]  # its values over time, in order
 
 
 class CounterReport(Result, frozen=True):
-    """The counters.
+    """The counters."""
 
-    Attributes:
-        counters: Those with the most values, at most 200, by name.
-        others: The number of counters beyond them.
-    """
-
-    counters: list[Counter]
-    others: int
+    counters: list[Counter]  # those with the most values, at most 200, by name
+    others: int  # the number of counters beyond them
 
 
 def counters_of(run: Run) -> CounterReport:

@@ -32,21 +32,13 @@ _MUCH_LESS: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Cycles:
-    """Stage times from one meeting of the ranks to the next; from step to step where the ranks do not wait.
+    """Stage times from one meeting of the ranks to the next; from step to step where the ranks do not wait."""
 
-    Attributes:
-        times: Shape (ranks, cycles, stages).
-        positions: Cumulative sums of the times over the stages, in the same shape.
-        order: The stage at each place of the last axis.
-        begins: The first step of each cycle.
-        waits: True if the ranks wait for each other in the last stage.
-    """
-
-    times: Floats
-    positions: Floats
-    order: list[int]
-    begins: list[int]
-    waits: bool
+    times: Floats  # shape (ranks, cycles, stages)
+    positions: Floats  # cumulative sums of the times over the stages, in the same shape
+    order: list[int]  # the stage at each place of the last axis
+    begins: list[int]  # the first step of each cycle
+    waits: bool  # true if the ranks wait for each other in the last stage
 
     @property
     def own_stages(self) -> int:
@@ -65,17 +57,11 @@ class Cycles:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Cost of a stage for the run.
+    """Cost of a stage for the run."""
 
-    Attributes:
-        exposed: Mean growth of the frontier in the stage.
-        median: Mean over the cycles of the median rank's time.
-        led: Number of cycles with each rank as the frontier at the end of the stage.
-    """
-
-    exposed: float
-    median: float
-    led: list[int]
+    exposed: float  # mean growth of the frontier in the stage
+    median: float  # mean over the cycles of the median rank's time
+    led: list[int]  # number of cycles with each rank as the frontier at the end of the stage
 
 
 def find_cycles(times: Floats, joined: Sequence[bool], meets: Sequence[bool]) -> Cycles | None:

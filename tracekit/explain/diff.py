@@ -10,9 +10,10 @@ from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
 from tracekit.explain.arrays import np
+from tracekit.explain.causes import count_stages, find_causes, stage_costs_of
 from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
 from tracekit.explain.noise import Correction
-from tracekit.explain.run import open_run
+from tracekit.explain.run import check_shares, open_run
 from tracekit.explain.run_change import compare_runs
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Floats
+    from tracekit.explain.causes import StageCosts
+    from tracekit.explain.diff_results import Cause
     from tracekit.explain.run import Run
 
 _MAX_CELLS: Final = 8_000_000
@@ -27,8 +30,7 @@ _MIN_STEPS: Final = 50
 _MAX_VALUES: Final = 4096
 _GATE_CONFIDENCE: Final = 0.99
 
-Key = tuple[str, str]
-"""Name and category of a marker."""
+Key = tuple[str, str]  # name and category of a marker
 
 _PLACES: Final = """
 WITH own AS (
@@ -39,15 +41,13 @@ SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY start_ns) - 1 A
 FROM own ANTI JOIN (VALUES {excluded}) AS excluded(rank, step) USING (rank, step)"""
 
 _CELLS: Final = """
+WITH timed AS (
+    SELECT label, rank, step, duration_ns, self_ns FROM slice WHERE kind NOT IN ('frame', 'step')
+    UNION ALL SELECT -1, coalesce(rank, -1), step, duration_ns, duration_ns FROM steps
+)
 SELECT label, place, sum(duration_ns)::DOUBLE AS total_ns, count(DISTINCT rank) AS ranks, count(*) AS slices,
     sum(self_ns)::DOUBLE AS self_ns
-FROM slice JOIN place USING (rank, step) WHERE kind NOT IN ('frame', 'step') AND place < {kept}
-GROUP BY label, place ORDER BY label, place"""
-
-_STEPS: Final = """
-SELECT p.place, sum(s.duration_ns)::DOUBLE AS total_ns
-FROM steps s JOIN place p ON coalesce(s.rank, -1) = p.rank AND s.step = p.step
-WHERE p.place < {kept} GROUP BY p.place ORDER BY p.place"""
+FROM timed JOIN place USING (rank, step) WHERE place < {kept} GROUP BY label, place ORDER BY label, place"""
 
 _SLICES: Final = """
 WITH own AS (
@@ -66,34 +66,24 @@ class _Series:
 
     Attributes:
         values: Its mean time on the ranks that have it, for each step that has it; without steps, the times of single slices.
-        count: The number of slices.
-        total_ns: The sum of their durations.
-        self_ns: The part that no inner slice covers.
-        ranks: Mean number of ranks that have it, in the steps that have it.
-        presence: The share of steps that have it.
     """
 
     values: Floats
-    count: int
-    total_ns: float
-    self_ns: float
-    ranks: float
-    presence: float
+    count: int  # the number of slices
+    total_ns: float  # the sum of their durations
+    self_ns: float  # the part that no inner slice covers
+    ranks: float  # mean number of ranks that have it, in the steps that have it
+    presence: float  # the share of steps that have it
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One run.
+    """One run."""
 
-    Attributes:
-        shown: The files and ranks that were compared, and the number of steps.
-        series: The markers.
-        notes: Notes on the files and steps.
-    """
-
-    shown: DiffSide
-    series: dict[Key, _Series]
-    notes: list[str]
+    shown: DiffSide  # the files and ranks that were compared, and the number of steps
+    series: dict[Key, _Series]  # the markers
+    notes: list[str]  # notes on the files and steps
+    costs: StageCosts | None  # the costs of the stages, where the ranks wait for each other
 
     @property
     def step_ns(self) -> float:
@@ -117,7 +107,8 @@ def diff_traces(
     """Find the markers that became slower or faster from one run to another, with limits, and those that are new or gone.
 
     Compares the mean time of each marker in a step or, where a run has fewer than five steps, in a slice. Warm-up steps do not
-    count.
+    count. Where ranks wait for each other, `TraceDiff.causes` has the stages that made the step longer; see
+    `tracekit.explain.causes`.
 
     Args:
         first: Traces of the earlier run: files, folders, globs or URLs.
@@ -137,9 +128,7 @@ def diff_traces(
         TraceFormatError: A file that was named is not a trace.
         MissingExtraError: DuckDB is not installed.
     """
-    for name, value in (("at_least", at_least), ("sure", sure)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
+    check_shares(at_least=at_least, sure=sure)
     before = [check_paths("first", first), *(check_paths("baselines", paths) for paths in baselines)]
     after = before[0] if second is None else check_paths("second", second)
     check_names("inside", inside)
@@ -156,13 +145,19 @@ def diff_traces(
     notes = list(dict.fromkeys(note for side in sides for note in side.notes))
     if second is not None and len(ours) == 1:
         notes.append("one run a side: the limits hold within these two runs, the variation from run to run is unknown")
-    changes, untested = _compare(ours, theirs, sure)
+    changes, causes, untested = _compare(ours, theirs, sure, at_least)
     if untested:
         notes.append(f"{untested:,} markers have fewer than {MIN_VALUES} values on a side and are not compared")
 
     def is_named(change: Change) -> bool:
         effect = change.ratio - 1 if change.share_of_step is None else change.share_of_step
         return change.chance <= 1 - sure and abs(effect) >= at_least
+
+    stages = [one.stage.rpartition(" > ")[2] for one in causes]
+
+    def by_cost(change: Change) -> tuple[bool, bool, bool, float, str]:
+        cost = change.after_ns - change.before_ns if change.share_of_step is None else change.share_of_step
+        return change.name != STEP, change.waiting, change.name not in stages, -abs(cost), change.name
 
     return TraceDiff(
         before=DiffSide(
@@ -173,8 +168,9 @@ def diff_traces(
         after=theirs.shown,
         baselines=len(ours),
         step=next((change for change in changes if change.name == STEP), None),
-        slower=sorted((one for one in changes if is_named(one) and one.ratio > 1), key=_by_cost),
-        faster=sorted((one for one in changes if is_named(one) and one.ratio <= 1), key=_by_cost),
+        causes=causes,
+        slower=sorted((one for one in changes if is_named(one) and one.ratio > 1), key=by_cost),
+        faster=sorted((one for one in changes if is_named(one) and one.ratio <= 1), key=by_cost),
         unchanged=[one for one in changes if not is_named(one)],
         new=_only(theirs, ours),
         vanished=[
@@ -186,11 +182,6 @@ def diff_traces(
 
 def _part(progress: Callable[[float, str], None] | None, at: int, of: int) -> Callable[[float, str], None] | None:
     return None if progress is None else lambda done, what: progress((at + done) / of, what)
-
-
-def _by_cost(change: Change) -> tuple[bool, float, str]:
-    cost = change.after_ns - change.before_ns if change.share_of_step is None else change.share_of_step
-    return change.name != STEP, -abs(cost), change.name
 
 
 def _read(
@@ -214,9 +205,9 @@ def _read(
             steps, series = 0, _series_of_slices(run, ranks)
         else:
             ranks, series = timed, _series_of_steps(run, steps)
-            series[STEP, ""] = _whole_steps(run, timed, steps)
+        costs = stage_costs_of(run) if steps and rank is None else None
         shown = DiffSide(files=[path for path, _ in run.files], ranks=ranks, steps=steps)
-        return _Side(shown, series, [*run.notes, *run.steps.notes])
+        return _Side(shown, series, [*run.notes, *run.steps.notes], costs)
 
 
 def _place_steps(run: Run, ranks: list[int]) -> int:
@@ -238,7 +229,7 @@ def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
     found: dict[Key, _Series] = {}
     for label, own in _by_label(columns):
         total, ranks = own["total_ns"], own["ranks"]
-        found[run.labels[label][:2]] = _Series(
+        found[(STEP, "") if label < 0 else run.labels[label][:2]] = _Series(
             values=(total / ranks)[total > 0],
             count=int(own["slices"].sum()),
             total_ns=float(total.sum()),
@@ -247,12 +238,6 @@ def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
             presence=float((total > 0).sum()) / steps,
         )
     return found
-
-
-def _whole_steps(run: Run, ranks: list[int], steps: int) -> _Series:
-    columns = run.database.columns(_STEPS.format(kept=steps))
-    total = np.asarray(columns["total_ns"])
-    return _Series(total / len(ranks), steps * len(ranks), float(total.sum()), float(total.sum()), len(ranks), 1.0)
 
 
 def _series_of_slices(run: Run, ranks: list[int]) -> dict[Key, _Series]:
@@ -283,16 +268,21 @@ def _by_label(columns: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     ]
 
 
-def _compare(ours: list[_Side], theirs: _Side, sure: float) -> tuple[list[Change], int]:
-    """Compare the markers that all runs have; returns the changes, and how many have too few values."""
+def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> tuple[list[Change], list[Cause], int]:
+    """Compare the markers that all runs have; returns the changes, their causes, and how many markers have too few values."""
     common = set(theirs.series).intersection(*(side.series for side in ours))
     # A marker that is not in every step, or not on every rank, is compared where it is: the runs may differ in their ranks.
     values = {key: [side.series[key].values for side in (*ours, theirs)] for key in sorted(common)}
     tested = {key: own for key, own in values.items() if min(map(len, own)) >= MIN_VALUES}
     step_ns = fmean(side.step_ns for side in ours)
+    costs = [side.costs for side in (*ours, theirs) if side.costs is not None]
+    if len(costs) <= len(ours) or len({one.last for one in costs}) > 1:
+        costs = []
+    tests = Correction(2 * (len(tested) + count_stages(costs)), sure)
+    causes, waiting = find_causes(costs[:-1], costs[-1], tests, at_least) if costs else ([], set())
     found: list[Change] = []
     for key, (*before, after) in tested.items():
-        change = compare_runs(before, after, Correction(2 * len(tested), sure))
+        change = compare_runs(before, after, tests)
         alone = compare_runs(before, after, Correction(1, _GATE_CONFIDENCE))
         if change is None or alone is None:
             continue
@@ -313,9 +303,10 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float) -> tuple[list[Change
                 share_of_step=(change.after - change.before) * each / step_ns if step_ns else None,
                 lower_99=alone.low,
                 resolution=alone.resolution,
+                waiting=key[0] in waiting,
             )
         )
-    return found, len(values) - len(tested)
+    return found, causes, len(values) - len(tested)
 
 
 def _self_ns(side: _Side, key: Key) -> float:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.diff_results import STEP
-from tracekit.explain.text import duration, shortened, table
-from tracekit.wording import counted
+from tracekit.explain.text import duration, section, shortened
+from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracekit.explain.diff_results import Change, Presence, TraceDiff
+    from tracekit.explain.diff_results import Cause, Change, Presence, TraceDiff
+
+_MAX_SPANS: Final = 5
 
 
 def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
-    """Yield the lines of a difference.
-
-    Args:
-        diff: The difference.
-        top: Number of markers of each kind.
-    """
+    """Yield the lines of a difference."""
     for name, side in (("before", diff.before), ("after", diff.after)):
         runs = f"{counted(diff.baselines, 'run')}, " if name == "before" and diff.baselines > 1 else ""
         ranks = f"rank {side.ranks[0]}" if len(side.ranks) == 1 else counted(len(side.ranks), "rank")
@@ -30,9 +27,12 @@ def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
         step = diff.step
         yield f"step: {duration(step.before_ns)} -> {duration(step.after_ns)} ({_percent(step)})"
         yield f"  {_sight(diff, step)}"
+    for cause in diff.causes[:top]:
+        yield _cause(cause, diff)
     each = "a step" if diff.before.steps or diff.after.steps else "a slice"
-    yield from _changes("slower", diff.slower, each, top)
-    yield from _changes("faster", diff.faster, each, top)
+    for title, found in (("slower", diff.slower), ("faster", diff.faster)):
+        yield from _changes(title, [one for one in found if not one.waiting], each, top)
+        yield from _changes(f"{title}, waiting for late ranks", [one for one in found if one.waiting], each, top)
     yield from _presences("new", diff.new, each, top)
     yield from _presences("gone", diff.vanished, each, top)
     yield ""
@@ -47,13 +47,7 @@ def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
 
 
 def gate_line(name: str, change: Change, share: float) -> str | None:
-    """Return the line on a gate that fails or cannot be judged; None if it is passed.
-
-    Args:
-        name: The name of the option.
-        change: The marker that the gate is on.
-        share: The slow-down that is not accepted.
-    """
+    """Return the line on a gate that fails or cannot be judged; None if it is passed."""
     what = "the step" if change.name == STEP else shortened(change.name)
     if change.is_slower_by(share):
         least = f"at least {change.lower_99 - 1:.1%} with 99% confidence"
@@ -62,6 +56,24 @@ def gate_line(name: str, change: Change, share: float) -> str | None:
         seen = f"a slow-down below {change.resolution:.1%}" if change.resolution < 1 else "any slow-down"
         return f"{name}: {what} cannot be judged: the noise hides {seen}, which is more than {_plain(share)}"
     return None
+
+
+def _cause(cause: Cause, diff: TraceDiff) -> str:
+    """Return the sentence on a cause: the stage, the ranks that come late in it, and where the others wait for them."""
+    is_longer = cause.change_ns > 0
+    least, most = sorted((abs(cause.low_ns), abs(cause.high_ns)))
+    cost = f"{duration(abs(cause.change_ns))} a step {'longer' if is_longer else 'less'}"
+    limits = f"({cause.share_of_step:+.1%} of it; {duration(least)} to {duration(most)})"
+    line = f"cause: {shortened(cause.stage)} takes {cost} {limits}"
+    if len(cause.ranks) == cause.of_ranks:
+        return f"{line} on all ranks"
+    who = f"{'rank' if len(cause.ranks) == 1 else 'ranks'} {number_spans(cause.ranks, dash=' to ', most=_MAX_SPANS)}"
+    waits = [one.name for one in (diff.slower if is_longer else diff.faster) if one.waiting]
+    where = (
+        f"; the others wait {'longer' if is_longer else 'less'} in {', '.join(map(shortened, waits))}" if waits else ""
+    )
+    come = "come" if is_longer and len(cause.ranks) > 1 else "comes" if is_longer else "came"
+    return f"{line} on {who}, which {come} late{where}"
 
 
 def _plain(share: float) -> str:
@@ -85,10 +97,6 @@ def _percent(change: Change) -> str:
 
 
 def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator[str]:
-    if not changes:
-        return
-    yield ""
-    yield f"{title} ({each})"
     rows = [
         (
             shortened(change.name),
@@ -104,20 +112,16 @@ def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator
         for change in changes[:top]
     ]
     head = ("name", "category", "before", "after", "change", "of step", "limits", "of it self", "count")
-    yield from table(head, rows, left=2)
-    if len(changes) > top:
-        yield f"  and {len(changes) - top:,} more; --top N shows N, --json all"
+    return section(f"{title} ({each})", head, rows, 2, _more(len(changes), top))
 
 
 def _presences(title: str, found: list[Presence], each: str, top: int) -> Iterator[str]:
-    if not found:
-        return
-    yield ""
-    yield title
     rows = [
         (shortened(one.name), shortened(one.category, 16), f"{one.count:,}", duration(one.each_ns))
         for one in found[:top]
     ]
-    yield from table(("name", "category", "count", each), rows, left=2)
-    if len(found) > top:
-        yield f"  and {len(found) - top:,} more; --top N shows N, --json all"
+    return section(title, ("name", "category", "count", each), rows, 2, _more(len(found), top))
+
+
+def _more(count: int, top: int) -> list[str]:
+    return [f"  and {count - top:,} more; --top N shows N, --json all"] if count > top else []

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from tracekit.explain.arrays import np
 from tracekit.explain.results import Result
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from tracekit.explain.arrays import Ints
+    from tracekit.table.derived import RunDatabase
 
 _Row = TypeVar("_Row", bound=Result)
 
@@ -28,51 +29,24 @@ _NEVER: Final = -(2**63)
 _PIECE: Final = 500_000  # activities of a GPU in memory
 
 
-class Table(Protocol):
-    """Answers SQL about the event table."""
-
-    def run(self, sql: str) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement's result."""
-
-    def columns(self, sql: str) -> Mapping[str, Any]:
-        """Return the columns of a statement's result as arrays of numpy."""
-
-    def derive(self, name: str, sql: str, *, of: Sequence[str] = (), args: bool = False) -> None:
-        """Create a table; see `RunDatabase.derive`."""
-
-
 class GPUTime(Result, frozen=True, kw_only=True):
     """The time of one GPU from its first activity to the end of its last, without pauses of the profiler.
 
     ``compute_ns`` and ``communication_ns`` overlap by ``hidden_ns``; copies and fills may overlap both.
-
-    Attributes:
-        rank: Its rank.
-        device: Its index.
-        name: The name of its process in the trace, such as "GPU 0".
-        span_ns: From the start of the first activity to the end of the last, without pauses.
-        busy_ns: Time with any activity.
-        compute_ns: Time with a kernel that computes.
-        communication_ns: Time with a kernel that communicates.
-        hidden_ns: Time with both.
-        memory_ns: Time with a copy or a fill.
-        idle_ns: Time without any activity.
-        host_bound_ns: The part of ``idle_ns`` that ends with an activity launched after the GPU went idle.
-        host_communication_ns: The part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective.
     """
 
-    rank: int | None
-    device: int
-    name: str
-    span_ns: int
-    busy_ns: int
-    compute_ns: int
-    communication_ns: int
-    hidden_ns: int
-    memory_ns: int
-    idle_ns: int
-    host_bound_ns: int
-    host_communication_ns: int
+    rank: int | None  # its rank
+    device: int  # its index
+    name: str  # the name of its process in the trace, such as "GPU 0"
+    span_ns: int  # from the start of the first activity to the end of the last, without pauses
+    busy_ns: int  # time with any activity
+    compute_ns: int  # time with a kernel that computes
+    communication_ns: int  # time with a kernel that communicates
+    hidden_ns: int  # time with both
+    memory_ns: int  # time with a copy or a fill
+    idle_ns: int  # time without any activity
+    host_bound_ns: int  # the part of ``idle_ns`` that ends with an activity launched after the GPU went idle
+    host_communication_ns: int  # the part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective
 
 
 class Stream(Result, frozen=True, kw_only=True):
@@ -81,145 +55,92 @@ class Stream(Result, frozen=True, kw_only=True):
     A gap before an activity has one cause. HolisticTraceAnalysis calls the last two kinds together "kernel wait" and "other".
 
     Attributes:
-        rank: The rank.
-        device: The index of the GPU.
-        stream: The number of the stream.
-        activities: The number of its kernels, copies and fills.
-        busy_ns: Time with an activity.
-        host_bound_ns: Gaps before activities that the CPU launched after the one before had ended.
-        dependency_ns: The part of the other gaps in which another stream of the GPU was busy.
         other_ns: The rest: short delays between activities, waits for another GPU, and activities without a known launch.
-        mean_queued: The number of launched activities that wait for their start, averaged over time.
-        max_queued: The largest number that waits at a time.
     """
 
-    rank: int | None
-    device: int
-    stream: int
-    activities: int
-    busy_ns: int
-    host_bound_ns: int
-    dependency_ns: int
+    rank: int | None  # the rank
+    device: int  # the index of the GPU
+    stream: int  # the number of the stream
+    activities: int  # the number of its kernels, copies and fills
+    busy_ns: int  # time with an activity
+    host_bound_ns: int  # gaps before activities that the CPU launched after the one before had ended
+    dependency_ns: int  # the part of the other gaps in which another stream of the GPU was busy
     other_ns: int
-    mean_queued: float
-    max_queued: int
+    mean_queued: float  # the number of launched activities that wait for their start, averaged over time
+    max_queued: int  # the largest number that waits at a time
 
 
 class Kernel(Result, frozen=True, kw_only=True):
-    """The activities with one name on all GPUs.
+    """The activities with one name on all GPUs."""
 
-    Attributes:
-        name: The name.
-        type: "compute", "communication" or "memory".
-        ranks: The number of ranks that ran it.
-        count: The number of its activities.
-        total_ns: The sum of all durations.
-        min_rank_ns: The sum of the rank with the least.
-        max_rank_ns: The sum of the rank with the most.
-        max_rank: The rank with the most; of equal ones, the first.
-        longest_ns: The longest of all.
-    """
-
-    name: str
-    type: str
-    ranks: int
-    count: int
-    total_ns: int
-    min_rank_ns: int
-    max_rank_ns: int
-    max_rank: int | None
-    longest_ns: int
+    name: str  # the name
+    type: str  # "compute", "communication" or "memory"
+    ranks: int  # the number of ranks that ran it
+    count: int  # the number of its activities
+    total_ns: int  # the sum of all durations
+    min_rank_ns: int  # the sum of the rank with the least
+    max_rank_ns: int  # the sum of the rank with the most
+    max_rank: int | None  # the rank with the most; of equal ones, the first
+    longest_ns: int  # the longest of all
 
 
 class Launches(Result, frozen=True, kw_only=True):
     """The launches of a CPU on a GPU of its rank.
 
     Attributes:
-        rank: The rank.
-        device: The index of the GPU.
-        count: The number of activities with a known launch.
         calls_ns: The time of the launching calls. One call that launches many activities, as a CUDA graph does, counts once.
-        median_latency_ns: From the end of the call to the start of the activity; 0 where it starts earlier.
-        p99_latency_ns: The same, 99th percentile.
-        max_latency_ns: The same, the longest.
-        short: The number of kernels that take less time than the call that launches them.
     """
 
-    rank: int | None
-    device: int
-    count: int
+    rank: int | None  # the rank
+    device: int  # the index of the GPU
+    count: int  # the number of activities with a known launch
     calls_ns: int
-    median_latency_ns: int
-    p99_latency_ns: int
-    max_latency_ns: int
-    short: int
+    median_latency_ns: int  # from the end of the call to the start of the activity; 0 where it starts earlier
+    p99_latency_ns: int  # the same, 99th percentile
+    max_latency_ns: int  # the same, the longest
+    short: int  # the number of kernels that take less time than the call that launches them
 
 
 class Copies(Result, frozen=True, kw_only=True):
-    """Copies and fills of one direction.
+    """Copies and fills of one direction."""
 
-    Attributes:
-        rank: The rank.
-        device: The index of the GPU.
-        direction: Such as "HtoD", or "fill".
-        count: The number of copies.
-        size_bytes: The sum of their sizes, as far as the trace states them.
-        total_ns: The sum of their durations.
-    """
-
-    rank: int | None
-    device: int
-    direction: str
-    count: int
-    size_bytes: int
-    total_ns: int
+    rank: int | None  # the rank
+    device: int  # the index of the GPU
+    direction: str  # such as "HtoD", or "fill"
+    count: int  # the number of copies
+    size_bytes: int  # the sum of their sizes, as far as the trace states them
+    total_ns: int  # the sum of their durations
 
 
 class Memory(Result, frozen=True, kw_only=True):
-    """The memory of a device, from the events of torch's allocator.
+    """The memory of a device, from the events of torch's allocator."""
 
-    Attributes:
-        rank: The rank.
-        device: The index of the GPU; -1 for the memory of the CPU.
-        allocations: The number of allocations.
-        allocated_bytes: The sum of their sizes.
-        max_allocated_bytes: The most that was in use.
-        max_reserved_bytes: The most that was taken from the driver; None if the trace does not state it.
-        max_at_ns: The time with the most in use.
-    """
-
-    rank: int | None
-    device: int
-    allocations: int
-    allocated_bytes: int
-    max_allocated_bytes: int
-    max_reserved_bytes: int | None
-    max_at_ns: int
+    rank: int | None  # the rank
+    device: int  # the index of the GPU; -1 for the memory of the CPU
+    allocations: int  # the number of allocations
+    allocated_bytes: int  # the sum of their sizes
+    max_allocated_bytes: int  # the most that was in use
+    max_reserved_bytes: int | None  # the most that was taken from the driver; None if the trace does not state it
+    max_at_ns: int  # the time with the most in use
 
 
 class Collectives(Result, frozen=True, kw_only=True):
     """The collectives of one kind and size in one process group.
 
     Attributes:
-        group: The name of the process group, and its description where it has one.
-        group_size: The number of its ranks.
-        name: Such as "allreduce".
         size_bytes: The size by NCCL's convention: of the larger buffer for all-gather and reduce-scatter, else of the input.
-        count: The number of kernels of all ranks.
-        median_ns: The median of their durations, waiting included.
         algbw_bytes_per_s: Size by duration. With known ranks and sequence numbers, the duration is that of the last
             rank, which does not wait.
-        busbw_bytes_per_s: The same, times NCCL's factor for what each link carries.
     """
 
-    group: str
-    group_size: int
-    name: str
+    group: str  # the name of the process group, and its description where it has one
+    group_size: int  # the number of its ranks
+    name: str  # such as "allreduce"
     size_bytes: int
-    count: int
-    median_ns: int
+    count: int  # the number of kernels of all ranks
+    median_ns: int  # the median of their durations, waiting included
     algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
+    busbw_bytes_per_s: float  # the same, times NCCL's factor for what each link carries
 
 
 class GPUReport(Result, frozen=True, kw_only=True):
@@ -245,12 +166,8 @@ class GPUReport(Result, frozen=True, kw_only=True):
     collectives: list[Collectives]
 
 
-def explain_gpu(table: Table) -> GPUReport:
-    """Explain the time of all GPUs in the event table.
-
-    Args:
-        table: The event table.
-    """
+def explain_gpu(table: RunDatabase) -> GPUReport:
+    """Explain the time of all GPUs in the event table."""
     return GPUReport(
         gpus=gpu_times(table),
         streams=_structs(Stream, table, _STREAMS),
@@ -262,18 +179,13 @@ def explain_gpu(table: Table) -> GPUReport:
     )
 
 
-def gpu_times(table: Table) -> list[GPUTime]:
+def gpu_times(table: RunDatabase) -> list[GPUTime]:
     """Return the time of each GPU."""
     return gpu_times_and_gaps(table, 0)[0]
 
 
-def gpu_times_and_gaps(table: Table, most: int) -> tuple[list[GPUTime], list[tuple[Any, ...]]]:
-    """Return the time of each GPU, and the longest idle times: rank, device, start and length in ns, and the names around.
-
-    Args:
-        table: The event table.
-        most: The maximum number of idle times of each GPU.
-    """
+def gpu_times_and_gaps(table: RunDatabase, most: int) -> tuple[list[GPUTime], list[tuple[Any, ...]]]:
+    """Return the time of each GPU, and the longest idle times: rank, device, start and length in ns, and the names around."""
     table.derive("gpu_activity", _ACTIVITIES.format(activities=GPU_ACTIVITIES, calls=RUNTIME_CALLS))
     table.derive("profiler_pause", _PAUSES)
     others = ("python_function", "Trace", *GPU_ACTIVITIES, *GPU_SHADOWS)
@@ -296,7 +208,7 @@ class _GPU(NamedTuple):
     last_ns: int  # that of the last
 
 
-def _activities(table: Table, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
+def _activities(table: RunDatabase, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
     """Yield the activities of a GPU in order, as arrays of about `_PIECE` rows."""
     pieces = -(-gpu.activities // _PIECE)
     edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
@@ -349,7 +261,7 @@ class _Cover:
         return np.where(at < 0, 0, covered)
 
 
-def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[int, ...]]]:
+def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[int, ...]]]:
     """Return the time of a GPU, and its longest idle times: minus the length, start, and file and id of the activity after it."""
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
     pause_ns = host_bound_ns = host_communication_ns = 0
@@ -399,7 +311,7 @@ def _gpu_time(table: Table, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[i
     return time, sorted(gaps, key=itemgetter(0))[:most]
 
 
-def _structs(kind: type[_Row], table: Table, sql: str, *, args: bool = False) -> list[_Row]:
+def _structs(kind: type[_Row], table: RunDatabase, sql: str, *, args: bool = False) -> list[_Row]:
     """Return the rows of a query about activities, whose columns have the order of the fields."""
     fields, name = kind.fields(), f"gpu_{kind.__name__.lower()}"
     columns = ", ".join(f'"{field}"' for field in fields)  # one of them is a word of SQL

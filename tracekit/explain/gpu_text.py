@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from statistics import median
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tracekit.explain.cells import DEVICE_TIMES
-from tracekit.explain.text import duration, share, shortened, shortened_apart, table
+from tracekit.explain.cells import DEVICE_TIMES, device_lines
+from tracekit.explain.text import duration, section, share, shortened, shortened_apart, table
 from tracekit.wording import counted, size_words
 
 if TYPE_CHECKING:
@@ -21,13 +20,7 @@ _NOISE: Final = re.compile(r"^void |at::native::|at::cuda::|\(anonymous namespac
 
 
 def gpu_lines(report: GPUReport, top: int = 10, *, per_rank: bool = False) -> Iterator[str]:
-    """Yield the lines of the report.
-
-    Args:
-        report: The report.
-        top: How many kernels, and rows of collectives, to show.
-        per_rank: Show each GPU and each stream instead of the least, the median and the most.
-    """
+    """Yield the lines of the report."""
     if not report.gpus:
         yield "no kernel, copy or fill of a GPU is in these traces"
     else:
@@ -61,21 +54,10 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
         yield "  (during: communication during compute; launch: idle, waiting for launches;"
         yield "   exchange: the part of that in which the CPU exchanges data)"
         return
-    rows = []
-    for name, key in DEVICE_TIMES.items():
-        shares = sorted((getattr(gpu, key) / (gpu.span_ns or 1), _rank(gpu.rank)) for gpu in gpus)
-        most, rank = shares[-1]
-        rows.append((name, share(shares[0][0]), share(median(value for value, _ in shares)), share(most), rank))
-    if len(gpus) > 1:
-        yield from table(("", "least", "median", "most", "on rank"), rows)
-    else:
-        yield from table(("", "share"), [row[:2] for row in rows])
+    yield from device_lines(gpus, DEVICE_TIMES)
 
 
 def _streams(report: GPUReport) -> Iterator[str]:
-    yield ""
-    yield "streams"
-    head = ("rank", "GPU", "stream", "count", "busy", "launch", "streams", "other", "queue")
     rows = [
         (
             *(_rank(one.rank), str(one.device), str(one.stream), f"{one.activities:,}", duration(one.busy_ns)),
@@ -83,8 +65,9 @@ def _streams(report: GPUReport) -> Iterator[str]:
         )
         for one in report.streams
     ]
-    yield from table(head, rows, left=0)
-    yield "  (gaps by cause: the CPU launched late; another stream was busy; other)"
+    head = ("rank", "GPU", "stream", "count", "busy", "launch", "streams", "other", "queue")
+    after = ("  (gaps by cause: the CPU launched late; another stream was busy; other)",)
+    return section("streams", head, rows, 0, after)
 
 
 def _kernels(report: GPUReport, top: int) -> Iterator[str]:
@@ -94,7 +77,7 @@ def _kernels(report: GPUReport, top: int) -> Iterator[str]:
         by_type[kernel.type] = by_type.get(kernel.type, 0) + kernel.total_ns
     yield ""
     yield "kernels: " + ", ".join(
-        f"{name} {share(ns / total_ns)}" for name, ns in sorted(by_type.items(), key=_least_last)
+        f"{name} {share(ns / total_ns)}" for name, ns in sorted(by_type.items(), key=lambda item: (-item[1], item[0]))
     )
     several = len({gpu.rank for gpu in report.gpus}) > 1
     head = ("name", "count", "total", "share", *(("least", "most", "rank") if several else ("longest",)))
@@ -125,10 +108,6 @@ def _plain(name: str) -> str:
 
 
 def _launches(report: GPUReport, *, per_rank: bool) -> Iterator[str]:
-    if not report.launches:
-        return
-    yield ""
-    yield "launches: from the end of the CPU's call to the start on the GPU"
     shown = sorted(report.launches, key=lambda one: -one.median_latency_ns)
     rows = [
         (
@@ -137,32 +116,25 @@ def _launches(report: GPUReport, *, per_rank: bool) -> Iterator[str]:
         )
         for one in (report.launches if per_rank else _ends(shown))
     ]
-    yield from table(("rank", "count", "calls", "median", "99%", "longest", "short kernels"), rows, left=0)
-    yield "  (short kernels take less time than the call that launches them)"
+    head = ("rank", "count", "calls", "median", "99%", "longest", "short kernels")
+    after = ("  (short kernels take less time than the call that launches them)",)
+    return section("launches: from the end of the CPU's call to the start on the GPU", head, rows, 0, after)
 
 
 def _copies(report: GPUReport) -> Iterator[str]:
-    if not report.copies:
-        return
     directions: dict[str, list[int]] = {}
     for one in report.copies:
         sums = directions.setdefault(one.direction, [0, 0, 0])
         for at, value in enumerate((one.count, one.size_bytes, one.total_ns)):
             sums[at] += value
-    yield ""
-    yield "copies and fills on all GPUs"
     rows = [
         (name, f"{count:,}", size_words(size), duration(ns), f"{size / ns:.2f} GB/s" if ns and size else "-")
         for name, (count, size, ns) in sorted(directions.items(), key=lambda item: -item[1][2])
     ]
-    yield from table(("direction", "count", "size", "time", "rate"), rows)
+    return section("copies and fills on all GPUs", ("direction", "count", "size", "time", "rate"), rows)
 
 
 def _memory(report: GPUReport, *, per_rank: bool) -> Iterator[str]:
-    if not report.memory:
-        return
-    yield ""
-    yield "memory of torch's allocator"
     shown = sorted(report.memory, key=lambda one: -one.max_allocated_bytes)
     rows = [
         (
@@ -172,36 +144,25 @@ def _memory(report: GPUReport, *, per_rank: bool) -> Iterator[str]:
         )
         for one in (report.memory if per_rank else _ends(shown))
     ]
-    yield from table(("rank", "device", "allocations", "size", "most in use", "most reserved"), rows, left=2)
+    head = ("rank", "device", "allocations", "size", "most in use", "most reserved")
+    return section("memory of torch's allocator", head, rows, 2)
 
 
 def _collectives(report: GPUReport, top: int) -> Iterator[str]:
-    if not report.collectives:
-        return
-    yield ""
-    yield "collectives by process group and size"
     rows = [
         (
             *(shortened(one.group, 20), one.name, str(one.group_size), size_words(one.size_bytes), f"{one.count:,}"),
-            *(duration(one.median_ns), _rate(one.algbw_bytes_per_s), _rate(one.busbw_bytes_per_s)),
+            *(duration(one.median_ns), f"{one.algbw_bytes_per_s / 1e9:.2f}", f"{one.busbw_bytes_per_s / 1e9:.2f}"),
         )
         for one in report.collectives[:top]
     ]
-    yield from table(("group", "collective", "ranks", "size", "count", "median", "algbw", "busbw"), rows, left=2)
-    yield "  (rates in GB/s)"
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e9:.2f}"
+    head = ("group", "collective", "ranks", "size", "count", "median", "algbw", "busbw")
+    return section("collectives by process group and size", head, rows, 2, ("  (rates in GB/s)",))
 
 
 def _ends(rows: Sequence[_Row]) -> list[_Row]:
     """Return the first three and the last of many rows."""
     return list(rows) if len(rows) <= 4 else [*rows[:3], rows[-1]]
-
-
-def _least_last(item: tuple[str, int]) -> tuple[int, str]:
-    return -item[1], item[0]
 
 
 def _rank(rank: int | None) -> str:

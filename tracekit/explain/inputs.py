@@ -43,11 +43,7 @@ class _Run:
 
 
 def check_runs(files: Sequence[Facts]) -> None:
-    """Refuse several runs of one rank: their steps and stages would be mixed.
-
-    Raises:
-        ConfigError: A rank has files of more than one run.
-    """
+    """Refuse several runs of one rank: their steps and stages would be mixed."""
     runs: dict[int, list[_Run]] = {}
     for facts in files:
         for recording in recordings_of(facts):
@@ -72,9 +68,6 @@ def check_copies(files: Sequence[Facts]) -> list[str]:
     """Refuse a trace that is there twice, such as plain and packed; return notes on merges next to their inputs.
 
     Parts of one recording differ in rank metadata or events.
-
-    Raises:
-        ConfigError: Two files are copies of each other.
     """
     known: dict[tuple[Any, ...], list[Facts]] = {}
     digest = cache(content_digest)

@@ -20,51 +20,33 @@ class Loss(Result, frozen=True):
     """Something that a rank lost while it recorded.
 
     Attributes:
-        rank: The rank.
-        path: The file that states it.
         kind: "dropped" (events are missing), "failed" (a handler, a source or the schedule failed) or "cut" (the recording did
             not end: its process was killed or is still running).
-        reason: The loss in the words of the file.
-        count: The number of events or failures; null if it is unknown.
     """
 
-    rank: int
-    path: str
+    rank: int  # the rank
+    path: str  # the file that states it
     kind: str
-    reason: str
-    count: int | None
+    reason: str  # the loss in the words of the file
+    count: int | None  # the number of events or failures; null if it is unknown
 
 
 class ReadingLoss(Result, frozen=True):
-    """Parts of a file that could not be read.
+    """Parts of a file that could not be read."""
 
-    Attributes:
-        path: The file.
-        kind: The kind of damage, a word with underscores.
-        count: The number of places.
-    """
-
-    path: str
-    kind: str
-    count: int
+    path: str  # the file
+    kind: str  # the kind of damage, a word with underscores
+    count: int  # the number of places
 
 
 class LossReport(Result, frozen=True):
-    """The losses of a run.
+    """The losses of a run."""
 
-    Attributes:
-        recording: Losses while recording, as far as the traces state them.
-        reading: Parts that could not be read.
-        unusable: The number of events with a time or duration that is missing, negative or beyond all bounds.
-        unfinished: The number of slices that begin and never end, as those that were open when a process was killed.
-        stated: True if any trace states its losses; traces of other tools do not.
-    """
-
-    recording: list[Loss]
-    reading: list[ReadingLoss]
-    unusable: int
-    unfinished: int
-    stated: bool
+    recording: list[Loss]  # losses while recording, as far as the traces state them
+    reading: list[ReadingLoss]  # parts that could not be read
+    unusable: int  # the number of events with a time or duration that is missing, negative or beyond all bounds
+    unfinished: int  # the number of slices that begin and never end, as those that were open when a process was killed
+    stated: bool  # true if any trace states its losses; traces of other tools do not
 
     @property
     def lost_events(self) -> int:

@@ -13,18 +13,24 @@ half is white, the first alone accuses a quarter of the runs of two equal ranks 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.arrays import medians, np, robust_deviation
-from tracekit.explain.student import MAX_FREEDOM, quantile
 
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
 
-MIN_FREEDOM: Final = 1.5
-"""Fewer degrees of freedom give no verdict: about 5 independent values."""
+MIN_FREEDOM: Final = 1.5  # fewer degrees of freedom give no verdict: about 5 independent values
 
+MAX_FREEDOM: Final = 1000.0  # degrees of freedom from which the normal distribution is used
+
+_MAX_TERMS: Final = 500
+_TINY: Final = 1e-300
+_NORMAL: Final = NormalDist()
 _COSINES: Final = 6
 _SLOWEST: Final = 2
 _DRIFT_SHARE: Final = 0.85  # of the power of six cosines; white noise reaches it in 2 % of the series
@@ -34,34 +40,21 @@ _MAX_CORRELATION: Final = 0.999
 
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
-    """Means of series, and how well they are known. All attributes have one value for each series.
+    """Means of series, and how well they are known. All attributes have one value for each series."""
 
-    Attributes:
-        mean: The mean of the limited values: single values far off the median count as 8 robust deviations.
-        error: Standard error of the mean.
-        deviation: Standard deviation of the limited values.
-        ess: Effective sample size.
-        freedom: Degrees of freedom of Student's t for mean / error.
-    """
-
-    mean: Floats
-    error: Floats
-    deviation: Floats
-    ess: Floats
-    freedom: Floats
+    mean: Floats  # the mean of the limited values: single values far off the median count as 8 robust deviations
+    error: Floats  # standard error of the mean
+    deviation: Floats  # standard deviation of the limited values
+    ess: Floats  # effective sample size
+    freedom: Floats  # degrees of freedom of Student's t for mean / error
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Several tests that share one probability of a false result (Bonferroni).
+    """Several tests that share one probability of a false result (Bonferroni)."""
 
-    Attributes:
-        tests: Number of tests.
-        confidence: Probability that none of them gives a false result.
-    """
-
-    tests: int
-    confidence: float
+    tests: int  # number of tests
+    confidence: float  # probability that none of them gives a false result
 
     @property
     def tail(self) -> float:
@@ -108,12 +101,7 @@ def estimate_means(series: Floats) -> MeanEstimate:
 
 
 def block_means(series: Floats, most: int) -> Floats:
-    """Return means of blocks of consecutive values, such as the collectives of a step, which share their delay.
-
-    Args:
-        series: Shape (rows, values).
-        most: Maximum number of blocks. Values at the beginning that fill no block are left out.
-    """
+    """Return means of at most ``most`` blocks of consecutive values by row; the first values may be in none."""
     rows, count = series.shape
     size = max(1, -(-count // most))
     means: Floats = series[:, count % size :].reshape(rows, -1, size).mean(axis=2)
@@ -148,10 +136,6 @@ def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, in
 
     A series that drifts during the whole run has nearly all of this power in its two slowest cosines, which then count alone.
     Several ranks share their estimates, and their common drift is subtracted before.
-
-    Args:
-        centred: Shape (rows, values), mean 0.
-        variance: Of single values, by row.
     """
     count = centred.shape[-1]
     cosines = min(_COSINES, count // 3)
@@ -164,15 +148,9 @@ def _inflation_by_cosines(centred: Floats, variance: Floats) -> tuple[Floats, in
 
 
 def _common_inflation(by_lag: Floats, by_cosines: Floats, count: int, cosines: int) -> tuple[Floats, Floats]:
-    """Return the number of values per independent value, and the degrees of freedom, by row.
+    """Return the number of values per independent value, and the degrees of freedom, by row, from logarithms of estimates.
 
     The rows share the larger one of their common estimates. A row with a much larger own estimate keeps it.
-
-    Args:
-        by_lag: Logarithms of the estimates by the lag-1 correlation.
-        by_cosines: Logarithms of the estimates by the slowest cosines.
-        count: Number of values.
-        cosines: Number of cosines.
     """
     if not len(by_lag):
         return by_lag, by_lag
@@ -190,3 +168,58 @@ def _common_inflation(by_lag: Floats, by_cosines: Floats, count: int, cosines: i
     inflation = np.maximum(np.where(own_lag, by_lag, common), np.where(own_cosines, by_cosines, common))
     is_slow = own_cosines | (common_cosines > common_lag + np.sqrt(2 / (cosines * (len(by_lag) - 1))))
     return np.exp(inflation), np.where(is_slow, np.minimum(lag_freedom, cosines), lag_freedom)
+
+
+# Student's t distribution, without a package for it.
+
+
+def upper_tail(t: float, freedom: float) -> float:
+    """Return the probability of a value above t."""
+    if t < 0:
+        return 1.0 - upper_tail(-t, freedom)
+    if math.isinf(t):
+        return 0.0
+    if freedom >= MAX_FREEDOM:
+        return math.erfc(t / math.sqrt(2)) / 2
+    return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+
+
+@lru_cache(maxsize=4096)
+def quantile(tail: float, freedom: float) -> float:
+    """Return the value that is exceeded with probability ``tail``, 0 < tail < 0.5."""
+    if freedom >= MAX_FREEDOM:
+        return -_NORMAL.inv_cdf(tail)
+    low, high = 0.0, 1.0
+    while upper_tail(high, freedom) > tail:
+        low, high = high, 4 * high
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if upper_tail(middle, freedom) > tail else (low, middle)
+    return high
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function by its continued fraction (DLMF 8.17.22)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(1 - x, b, a)
+    front = math.exp(
+        a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) - math.log(a)
+    )
+    # Lentz's method.
+    value, c, d = 1.0, 1.0, 0.0
+    for term in range(_MAX_TERMS):
+        half = term // 2
+        if not term:
+            factor = 1.0
+        elif term % 2:
+            factor = -(a + half) * (a + b + half) * x / ((a + 2 * half) * (a + 2 * half + 1))
+        else:
+            factor = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
+        d = 1 / (1 + factor * d or _TINY)
+        c = 1 + factor / c or _TINY
+        value *= c * d
+        if abs(1 - c * d) < 1e-12:
+            break
+    return front * (value - 1)

@@ -26,23 +26,14 @@ _MAX_CHANCE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class OutlierSteps:
-    """Steps that one rank, or all ranks together, made longer than usual in one stage. Times are in the unit of the input.
+    """Steps that one rank, or all ranks together, made longer than usual in one stage. Times are in the unit of the input."""
 
-    Attributes:
-        row: The rank that came late, by its place in the input; None if all ranks took longer.
-        place: The long stage, by its place in the order of the cycle.
-        cycles: The cycles that are too long, in order.
-        late: Excess time of the stage, in the median of these cycles.
-        excess: Sum of the excess times of these cycles.
-        is_recurrent: True if this rank has more separate outliers than chance gives to one of equal ranks.
-    """
-
-    row: int | None
-    place: int
-    cycles: list[int]
-    late: float
-    excess: float
-    is_recurrent: bool
+    row: int | None  # the rank that came late, by its place in the input; None if all ranks took longer
+    place: int  # the long stage, by its place in the order of the cycle
+    cycles: list[int]  # the cycles that are too long, in order
+    late: float  # excess time of the stage, in the median of these cycles
+    excess: float  # sum of the excess times of these cycles
+    is_recurrent: bool  # true if this rank has more separate outliers than chance gives to one of equal ranks
 
 
 def find_outlier_steps(cycles: Cycles) -> list[OutlierSteps]:

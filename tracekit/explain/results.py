@@ -1,20 +1,28 @@
-"""The base of results, which are values, texts and JSON documents with one definition, and their JSON Schemas."""
+"""The base of results, which are values, texts and JSON documents with one definition.
+
+Text and HTML come from the names and types of the fields: times, bytes and shares have their units in the name.
+"""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, to_builtins
-from msgspec.json import decode, encode, schema_components
+from msgspec.json import decode, encode
 
-from tracekit.explain.rendering import html_of, text_of
+from tracekit.explain.text import duration, share, shortened, table
+from tracekit.markup import html_lines, html_table
+from tracekit.wording import size_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SECTION: Final = re.compile(r"\n\s*Attributes:\n(?P<text>.*)\Z", re.DOTALL)
-_ENTRY: Final = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_MAX_ROWS: Final = 20
+_MAX_DEPTH: Final = 3
+_SENTENCES: Final = ("sentences", "notes", "warnings")
+_MAX_NS: Final = 10**17  # a larger value is a time since the epoch
 
 
 ResultT = TypeVar("ResultT", bound="Result")
@@ -29,10 +37,28 @@ class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return document
 
     def __str__(self) -> str:
-        return text_of(self)
+        """Return a result as lines: single values, then a table for each list of values."""
+        lines: list[str] = []
+        for block in _blocks(self):
+            if isinstance(block, str):
+                lines.append(block)
+            else:
+                lines += ["", block.title, *table(block.head, block.rows, block.left)]
+                lines += [f"  and {block.more:,} more"] if block.more else []
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_of(self)
+        """Return a result as HTML for a notebook."""
+        parts: list[str] = []
+        lines: list[str] = []
+        for block in _blocks(self):
+            if isinstance(block, str):
+                lines.append(block)
+                continue
+            parts += [html_lines(lines)] if lines else []
+            lines = [f"and {block.more:,} more"] if block.more else []
+            parts.append(html_table(block.title, block.head, block.rows, left=block.left))
+        return f"<div>{''.join(parts)}{html_lines(lines) if lines else ''}</div>"
 
     @classmethod
     def fields(cls) -> tuple[str, ...]:
@@ -50,43 +76,73 @@ def decode_result(document: bytes, kind: type[ResultT]) -> ResultT:
     return decode(document, type=kind)
 
 
-def schema_of(result: type[Result], command: str) -> dict[str, Any]:
-    """Return the JSON Schema of a result, with the descriptions of its docstrings.
-
-    Args:
-        result: The result.
-        command: The command that prints it, such as "summary".
-    """
-    _, components = schema_components([result], ref_template="#/$defs/{name}")
-    kinds = {kind.__name__: kind for kind in _kinds(Result)}
-    for name, component in components.items():
-        component["description"] = " ".join(_SECTION.sub("", kinds[name].__doc__ or "").split())
-        # The fields of a base class are described there.
-        for kind in reversed(kinds[name].__mro__):
-            section = _SECTION.search(kind.__doc__ or "") if issubclass(kind, Result) else None
-            for names, words in _ENTRY.findall("" if section is None else _dedented(section["text"])):
-                for field in set(names.split(", ")) & component["properties"].keys():
-                    component["properties"][field]["description"] = " ".join(words.split())
-        # Every key is there in every document.
-        component["required"] = list(component["properties"])
-    own = components.pop(result.__name__)
-    version = own["properties"]["format_version"]
-    own["properties"]["format_version"] = {"const": version["default"], "description": "The version of this form."}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:tracekit:schema:{command}:{version['default']}",
-        "title": f"tracekit {command}",
-        **{key: value for key, value in own.items() if key != "title"},
-        "$defs": components,
-    }
+class _Table(NamedTuple):
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    left: int
+    more: int
 
 
-def _kinds(kind: type[Result]) -> Iterator[type[Result]]:
-    for sub in kind.__subclasses__():
-        yield sub
-        yield from _kinds(sub)
+def _blocks(result: Any, title: str = "", depth: int = 0) -> Iterator[str | _Table]:
+    """Yield the single values of a result as lines, then its lists of values as tables."""
+    later: list[tuple[str, Any]] = []
+    for name in result.__struct_fields__:
+        value = getattr(result, name)
+        is_list = isinstance(value, (tuple, list))
+        if hasattr(value, "__struct_fields__") or (is_list and value and hasattr(value[0], "__struct_fields__")):
+            later.append((name, value))
+        elif name in _SENTENCES:
+            yield from value
+        elif (
+            name != "format_version"
+            and value not in (None, "", (), [])
+            and not (isinstance(value, Mapping) and not value)
+        ):
+            yield f"{title}{_label(name)}: {_cell(name, value)}"
+    for name, value in later:
+        if not hasattr(value, "__struct_fields__"):
+            yield _table_of(_label(name), value)
+        elif depth < _MAX_DEPTH:
+            yield from _blocks(value, f"{title}{_label(name)}: ", depth + 1)
 
 
-def _dedented(text: str) -> str:
-    indent = min(len(line) - len(line.lstrip()) for line in text.splitlines() if line.strip())
-    return "\n".join("    " + line[indent:] for line in text.splitlines())
+def _table_of(title: str, items: Any) -> _Table:
+    # Leave out columns that are empty or hold nested results.
+    names = [
+        name
+        for name in items[0].__struct_fields__
+        if any(getattr(item, name) not in (None, "", (), []) for item in items)
+        and not any(hasattr(getattr(item, name), "__struct_fields__") for item in items)
+    ]
+    texts = [isinstance(getattr(items[0], name), str) for name in names]
+    names = [name for _, name in sorted(zip(texts, names, strict=True), key=lambda pair: not pair[0])]
+    rows = [[_cell(name, getattr(item, name)) for name in names] for item in items[:_MAX_ROWS]]
+    return _Table(title, [_label(name) for name in names], rows, sum(texts), max(0, len(items) - _MAX_ROWS))
+
+
+def _label(name: str) -> str:
+    return name.removesuffix("_ns").removesuffix("_bytes").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        if name.endswith("_ns"):
+            return (
+                duration(value) if value < _MAX_NS else f"{datetime.fromtimestamp(value / 1e9, timezone.utc):%F %T} UTC"
+            )
+        if name.endswith("_bytes"):
+            return size_words(round(value))
+        if "share" in name:
+            return share(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    if isinstance(value, Mapping):
+        return shortened(", ".join(f"{key} {_cell(name, one)}" for key, one in value.items()), 80)
+    if isinstance(value, (tuple, list)):
+        is_struct = bool(value) and hasattr(value[0], "__struct_fields__")
+        return f"{len(value):,}" if is_struct else shortened(", ".join(_cell(name, one) for one in value), 48)
+    return shortened(str(value))

@@ -6,6 +6,8 @@ import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from tracekit.arguments import check_names, check_paths
+from tracekit.errors import ConfigError
 from tracekit.explain.inputs import check_copies, check_runs
 from tracekit.explain.results import decode_result, encode_result
 from tracekit.explain.steps import steps_of_ranks
@@ -16,12 +18,12 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from tracekit.arguments import Paths
     from tracekit.explain.results import ResultT
     from tracekit.explain.steps import RunSteps
     from tracekit.table.derived import RunDatabase
 
-OTHERS: Final = "(all other names)"
-"""The name of all slices whose names are beyond the first 100,000."""
+OTHERS: Final = "(all other names)"  # the name of all slices whose names are beyond the first 100,000
 
 MAX_NAMES: Final = 100_000
 _MAX_CHARACTERS: Final = 500
@@ -65,11 +67,6 @@ WHERE e.duration_ns IS NOT NULL"""
 
 class Run:
     """An open run. Ranks are numbers; -1 means processes of a merged trace without a rank.
-
-    Args:
-        tables: The event table.
-        database: A connection to it. The views ``label`` and ``slice`` are created in it.
-        inside: Names of markers that enclose the stages of a step.
 
     Attributes:
         database: The connection.
@@ -166,21 +163,22 @@ class Run:
         return notes
 
 
+def check_shares(**shares: float) -> None:
+    """Raise `ConfigError` for a share that is not from 0 to below 1."""
+    for name, value in shares.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
+
+
 @contextlib.contextmanager
 def open_run(
-    inputs: Sequence[str],
+    inputs: Paths,
     *,
     inside: Sequence[str] = (),
     cache: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> Iterator[Run]:
     """Open the traces of a run.
-
-    Args:
-        inputs: Files, folders, globs or URLs.
-        inside: Names of markers that enclose the stages of a step.
-        cache: False to keep no tables.
-        progress: Called with the completed share of the whole work, 0 to 0.8, and a description of the current part.
 
     Raises:
         ConfigError: Nothing was named, several runs of one rank, or one trace twice.
@@ -196,9 +194,13 @@ def open_run(
         if progress is not None:
             progress(done, what)
 
-    with EventTables(inputs, cache=cache, progress=advance) as tables, tables.database() as database:
+    paths = check_paths("inputs", inputs)
+    check_names("inside", inside)
+    with EventTables(paths, cache=cache, progress=advance) as tables, tables.database() as database:
         advance(1.0, "asking the event table")
         yield Run(tables, database, inside)
+    if progress is not None:
+        progress(1.0, "asking the event table")
 
 
 def shortened_name(name: str) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain import MIN_VALUES
 from tracekit.explain.arrays import np
-from tracekit.explain.noise import MIN_FREEDOM, critical_values, estimate_means
-from tracekit.explain.student import upper_tail
+from tracekit.explain.noise import MIN_FREEDOM, critical_values, estimate_means, upper_tail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,23 +25,17 @@ class RunChange:
     """The mean of a time in one run and in earlier runs.
 
     Attributes:
-        before: Geometric mean of the means of the earlier runs.
-        after: Mean of the later run.
-        ratio: ``after`` to ``before``.
-        low, high: Limits of the true ratio. Each holds with the confidence asked for.
         chance: Probability that any of all tests would show as large a difference by chance; 1 with too few independent values.
-        resolution: Least slow-down that would be certain, as a share: 0.05 for 5 %.
-        knows_runs: True if the variation between several earlier runs is part of the limits.
     """
 
-    before: float
-    after: float
-    ratio: float
-    low: float
-    high: float
+    before: float  # geometric mean of the means of the earlier runs
+    after: float  # mean of the later run
+    ratio: float  # ``after`` to ``before``
+    low: float  # limits of the true ratio. Each holds with the confidence asked for.
+    high: float  # limits of the true ratio. Each holds with the confidence asked for.
     chance: float
-    resolution: float
-    knows_runs: bool
+    resolution: float  # least slow-down that would be certain, as a share: 0.05 for 5 %
+    knows_runs: bool  # true if the variation between several earlier runs is part of the limits
 
 
 @dataclass(frozen=True, slots=True)

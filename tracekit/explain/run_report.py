@@ -82,25 +82,9 @@ def report_run(
     cache: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> RunReport:
-    """Report on a run.
-
-    Args:
-        inputs: Files, folders, globs or URLs: rank traces, torch.profiler's traces, merged traces.
-        inside: Names of markers that enclose the stages of a step.
-        cache: False to keep no tables.
-        progress: Called with the completed share of the work, 0 to 1, and a description of the current part.
-
-    Raises:
-        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
-        StorageError: A file cannot be read, or the cache cannot be written.
-        TraceFormatError: A file that was named is not a trace.
-        MissingExtraError: DuckDB is not installed.
-    """
+    """Report on a run."""
     with open_run(inputs, inside=inside, cache=cache, progress=progress) as run:
-        report = run.keep(RunReport, lambda: _report(run), sorted(inside))
-    if progress is not None:
-        progress(1.0, "writing")
-    return report
+        return run.keep(RunReport, lambda: _report(run), sorted(inside))
 
 
 def _report(run: Run) -> RunReport:

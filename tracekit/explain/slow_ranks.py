@@ -13,16 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
 from tracekit.explain.arrays import median_of_others, np
-from tracekit.explain.noise import MIN_FREEDOM, Correction, critical_values, estimate_means
-from tracekit.explain.student import MAX_FREEDOM, quantile, upper_tail
+from tracekit.explain.noise import (
+    MAX_FREEDOM,
+    MIN_FREEDOM,
+    Correction,
+    critical_values,
+    estimate_means,
+    quantile,
+    upper_tail,
+)
 
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
     from tracekit.explain.cycles import Cycles
     from tracekit.explain.noise import MeanEstimate
 
-SHOWN_SHARE: Final = 0.05
-"""Delay that `RankComparison.steps_needed` refers to, as a share of the step."""
+SHOWN_SHARE: Final = 0.05  # delay that `RankComparison.steps_needed` refers to, as a share of the step
 
 _RESOLUTIONS: Final = 3.0
 _POWER: Final = 1.2816  # normal deviate of 90 %
@@ -34,23 +40,17 @@ class SlowRank:
     """A rank that is slower than the others. Times are in the unit of the input.
 
     Attributes:
-        row: Which rank, by its place in the input.
         place: The place of the stage in the order of the cycle; None if no single stage accounts for the delay with confidence.
-        mean: Mean time in a step beyond the median of the other ranks.
-        low, high: Limits of the true value at the confidence asked for, all ranks and stages together.
-        chance: Probability that any of equal ranks would be as slow by chance.
-        freedom: Degrees of freedom of the test.
-        each: The same in each cycle.
     """
 
-    row: int
+    row: int  # which rank, by its place in the input
     place: int | None
-    mean: float
-    low: float
-    high: float
-    chance: float
-    freedom: float
-    each: Floats
+    mean: float  # mean time in a step beyond the median of the other ranks
+    low: float  # lower limit of the true value at the confidence asked for, all ranks and stages together
+    high: float  # upper limit, likewise
+    chance: float  # probability that any of equal ranks would be as slow by chance
+    freedom: float  # degrees of freedom of the test
+    each: Floats  # the same in each cycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,15 @@ class RankComparison:
     """Result of a comparison of ranks.
 
     Attributes:
-        slow: The slow ranks, the largest delay first.
         noise: Standard deviation of each rank's time without waiting, compared with the other ranks, as a share of the step.
-        limit: No unnamed rank is slower by more than this share of the step, at the confidence asked for.
-        steps: Number of steps compared.
-        ess: Effective sample size of these steps.
-        steps_needed: Number of steps that would show a rank slower by 5 % of the step; None if the limit is below.
     """
 
-    slow: list[SlowRank]
+    slow: list[SlowRank]  # the slow ranks, the largest delay first
     noise: list[float]
-    limit: float
-    steps: int
-    ess: float
-    steps_needed: int | None
+    limit: float  # no unnamed rank is slower by more than this share of the step, at the confidence asked for
+    steps: int  # number of steps compared
+    ess: float  # effective sample size of these steps
+    steps_needed: int | None  # number of steps that would show a rank slower by 5 % of the step; None if less do
 
 
 def compare_ranks(
@@ -175,15 +170,7 @@ def _chance(estimate: MeanEstimate, row: int, correction: Correction) -> float:
 
 
 def _steps_needed(deviation: float, each: float, tail: float, shown: float, steps: int) -> int | None:
-    """Return how many steps show a delay with 90 % power, rounded up to 1, 2 or 5 times a power of ten.
-
-    Args:
-        deviation: Standard error of the mean of one step, and of n steps times the square root of n.
-        each: Number of steps with the information of one independent step.
-        tail: Probability of a false result for each test.
-        shown: The delay.
-        steps: Number of steps at hand.
-    """
+    """Return how many steps show a delay with 90 % power, rounded up to 1, 2 or 5 times a power of ten."""
 
     def suffices(count: float) -> bool:
         freedom = min(round(count / each / 2 - 1, 2), MAX_FREEDOM)

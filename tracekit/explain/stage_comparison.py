@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from tracekit.explain import CONFIDENCE, MIN_SHARE
 from tracekit.explain.arrays import np
 from tracekit.explain.cycles import MIN_CYCLES, find_cycles, stage_costs
 from tracekit.explain.outlier_steps import find_outlier_steps
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
     from tracekit.explain.arrays import Floats
     from tracekit.explain.cycles import Cycles
-    from tracekit.explain.outlier_steps import OutlierSteps
     from tracekit.explain.slow_ranks import RankComparison, SlowRank
     from tracekit.explain.stages import StageTimes
     from tracekit.explain.steps import RunSteps
@@ -30,17 +31,11 @@ _STEPS_TO_LOOK_AT: Final = 3
 class StageComparison:
     """The stages of all ranks in the steps that they have in common.
 
-    Args:
-        stages: The stages of each rank.
-        steps: The steps of all ranks.
-        min_share: Least delay to report, as a share of a step.
-        confidence: Probability that no rank of equal ranks is reported.
-        resolution: Error of durations, as a share of them; delays below three times this share of a step are not reported.
-
     Attributes:
         ranks: The ranks that are compared.
         numbers: Numbers of the steps that are compared.
         names: Names of the stages, in the order within a step; the last is the time outside of all stages.
+        meets: True for each stage that is a collective.
         cycles: Stage times from one meeting of the ranks to the next; None where there is too little to compare.
         notes: Gaps of the comparison, and their reasons.
     """
@@ -49,23 +44,23 @@ class StageComparison:
         self,
         stages: Mapping[int, StageTimes],
         steps: RunSteps,
-        min_share: float,
-        confidence: float,
+        min_share: float = MIN_SHARE,
+        confidence: float = CONFIDENCE,
         resolution: float = 0.0,
     ) -> None:
         self.notes: list[str] = []
         self.cycles: Cycles | None = None
         self.names: list[str] = []
         self._stages = {rank: own for rank, own in sorted(stages.items()) if own.names and rank >= 0}
+        self._least = min_share, confidence, resolution
         self.ranks = list(self._stages)
         self.numbers: list[int] = []
-        self._comparison: RankComparison | None = None
-        self._outliers: list[OutlierSteps] = []
+        self.meets: list[bool] = []
         if len(self.ranks) < 2:
             self.notes.append("stages cannot be compared: fewer than two ranks have steps with stages in them")
             return
         self.numbers = steps.common(self.ranks)
-        self.names, meets = self._names()
+        self.names, self.meets = self._names()
         most = max(_MIN_STEPS, _MAX_CELLS // ((len(self.names) + 1) * len(self.ranks)))
         if len(self.numbers) > most:
             self.notes.append(f"only the last {most:,} of {len(self.numbers):,} steps are compared")
@@ -75,7 +70,7 @@ class StageComparison:
                 False,
                 *(after == before + 1 for before, after in zip(self.numbers, self.numbers[1:], strict=False)),
             ]
-            self.cycles = find_cycles(np.stack([self._times(own) for own in self._stages.values()]), joined, meets)
+            self.cycles = find_cycles(np.stack([self._times(own) for own in self._stages.values()]), joined, self.meets)
         if self.cycles is None:
             self.notes.append(
                 f"stages cannot be compared: the ranks have {counted(len(self.numbers), 'step')} in common, and at least "
@@ -86,15 +81,18 @@ class StageComparison:
             self.notes.append(
                 "the times do not show that the ranks wait for each other: a slow rank may delay no other"
             )
-        elif not meets[self.cycles.order[-1]]:
+        elif not self.meets[self.cycles.order[-1]]:
             self.notes.append(
                 f"a delay inside of {self.together_after} itself looks like waiting there: give the exchange a marker of "
                 "its own, such as all_reduce, or name torch.profiler's traces as well"
             )
-        self._comparison = compare_ranks(
-            self.cycles, min_share=min_share, confidence=confidence, resolution=resolution * self.cycles.length
-        )
-        self._outliers = find_outlier_steps(self.cycles)
+
+    @cached_property
+    def _comparison(self) -> RankComparison | None:
+        cycles, (min_share, confidence, resolution) = self.cycles, self._least
+        if cycles is None:
+            return None
+        return compare_ranks(cycles, min_share=min_share, confidence=confidence, resolution=resolution * cycles.length)
 
     @property
     def together_after(self) -> str | None:
@@ -174,7 +172,7 @@ class StageComparison:
                 share_of_run=one.excess / whole if whole else 0.0,
                 is_recurrent=one.is_recurrent,
             )
-            for one in self._outliers
+            for one in find_outlier_steps(cycles)
         ]
 
     def _straggler(self, one: SlowRank, cycles: Cycles) -> Straggler:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
+from tracekit.explain.summary_results import LoadingSummary
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -74,62 +75,27 @@ FROM tracks GROUP BY thread_key"""
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time without a slice.
+    """A time without a slice."""
 
-    Attributes:
-        start_ns: Its start.
-        length_ns: Its length.
-        after, before: The labels of the slices around it.
-    """
-
-    start_ns: int
-    length_ns: int
-    after: int
-    before: int
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Waiting for the data loader.
-
-    Attributes:
-        count: How often.
-        total_ns: The sum of all times.
-        longest_ns: The longest.
-        in_steps_ns: The part in steps that count.
-    """
-
-    count: int
-    total_ns: int
-    longest_ns: int
-    in_steps_ns: int
+    start_ns: int  # its start
+    length_ns: int  # its length
+    after: int  # the label of the slice before it
+    before: int  # that of the slice behind it
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """The stages of a rank.
+    """The stages of a rank."""
 
-    Attributes:
-        steps: The steps of the rank.
-        thread: The name of its training thread.
-        names: The stages, in the order of their mean starts within a step.
-        offsets_ns: When each begins after the start of the step, on average.
-        meets: True for each stage that is a collective.
-        times: The time of each stage in each step, shape (steps, stages), ns.
-        loading: Waiting for data; None if there was no waiting.
-        gaps: The longest gaps of the training thread.
-        cut: The number of stages with each name that were cut because they cross another one.
-    """
-
-    steps: RankSteps
-    thread: str
-    names: list[str]
-    offsets_ns: list[float]
-    meets: list[bool]
-    times: Floats
-    loading: Loading | None
-    gaps: list[Gap]
-    cut: Counter[str]
+    steps: RankSteps  # the steps of the rank
+    thread: str  # the name of its training thread
+    names: list[str]  # the stages, in the order of their mean starts within a step
+    offsets_ns: list[float]  # when each begins after the start of the step, on average
+    meets: list[bool]  # true for each stage that is a collective
+    times: Floats  # the time of each stage in each step, shape (steps, stages), ns
+    loading: LoadingSummary | None  # waiting for data; None if there was no waiting
+    gaps: list[Gap]  # the longest gaps of the training thread
+    cut: Counter[str]  # the number of stages with each name that were cut because they cross another one
 
     @property
     def totals_ns(self) -> Floats:
@@ -356,7 +322,14 @@ def _stage_times(run: Run, steps: RankSteps, threads: list[_Thread], name: str) 
         offsets_ns=[offsets[stage][0] / offsets[stage][1] for stage in names],
         meets=[meets[stage] for stage in names],
         times=np.stack([sums[stage] for stage in names], axis=1) if names else np.zeros((len(steps), 0)),
-        loading=Loading(count, total, longest, in_steps) if count else None,
+        loading=LoadingSummary(
+            count=count,
+            total_ns=total,
+            longest_ns=longest,
+            share_of_steps=in_steps / steps_ns if (steps_ns := int(steps.counted.astype(float).sum())) else None,
+        )
+        if count
+        else None,
         gaps=gaps,
         cut=cut,
     )

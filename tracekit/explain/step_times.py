@@ -12,51 +12,31 @@ if TYPE_CHECKING:
 
 
 class StepSeries(NamedTuple):
-    """The steps of a rank, as columns.
+    """The steps of a rank, as columns."""
 
-    Attributes:
-        rank: The rank.
-        numbers: The number of each step; one that is there twice, as after a restart, counts twice.
-        durations_ns: The duration of each.
-    """
-
-    rank: int
-    numbers: Sequence[int]
-    durations_ns: Sequence[int]
+    rank: int  # the rank
+    numbers: Sequence[int]  # the number of each step; one that is there twice, as after a restart, counts twice
+    durations_ns: Sequence[int]  # the duration of each
 
 
 class StepPoint(Result, frozen=True):
-    """One step, or several that follow each other.
+    """One step, or several that follow each other."""
 
-    Attributes:
-        first, last: Numbers of the first and last step.
-        fastest_ns: The shortest time that any rank took for one of them.
-        median_ns: The median of the steps' medians over the ranks.
-        slowest_ns: The longest time that any rank took for one of them.
-        slowest_rank, slowest_step: Where that was.
-    """
-
-    first: int
-    last: int
-    fastest_ns: int
-    median_ns: int
-    slowest_ns: int
-    slowest_rank: int
-    slowest_step: int
+    first: int  # numbers of the first and last step
+    last: int  # numbers of the first and last step
+    fastest_ns: int  # the shortest time that any rank took for one of them
+    median_ns: int  # the median of the steps' medians over the ranks
+    slowest_ns: int  # the longest time that any rank took for one of them
+    slowest_rank: int  # where that was
+    slowest_step: int  # where that was
 
 
 class StepGrid(Result, frozen=True):
-    """The step times of each rank, several steps together where there are many.
+    """The step times of each rank, several steps together where there are many."""
 
-    Attributes:
-        ranks: The rows.
-        columns: Number of the first and the last step of each column.
-        longest_ns: For each rank and column the longest of its steps; None without a step.
-    """
-
-    ranks: list[int]
-    columns: list[tuple[int, int]]
-    longest_ns: list[list[float | None]]
+    ranks: list[int]  # the rows
+    columns: list[tuple[int, int]]  # number of the first and the last step of each column
+    longest_ns: list[list[float | None]]  # for each rank and column the longest of its steps; None without a step
 
 
 def step_points(ranks: Sequence[StepSeries]) -> list[StepPoint]:
@@ -75,12 +55,7 @@ def step_points(ranks: Sequence[StepSeries]) -> list[StepPoint]:
 
 
 def step_grid(ranks: Sequence[StepSeries], most_columns: int) -> StepGrid:
-    """Return the times rank by rank.
-
-    Args:
-        ranks: The ranks.
-        most_columns: The maximum number of columns; consecutive steps beyond it share one.
-    """
+    """Return the times rank by rank; consecutive steps share a column beyond a number of columns."""
     numbers = sorted(set[int]().union(*(own.numbers for own in ranks)))
     size = max(1, -(-len(numbers) // most_columns))
     column_of = {number: at // size for at, number in enumerate(numbers)}

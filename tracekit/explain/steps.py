@@ -26,18 +26,12 @@ _DEVIATIONS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """The steps of one rank in order of time, apart from each other. All arrays have one value for each step.
+    """The steps of one rank in order of time, apart from each other. All arrays have one value for each step."""
 
-    Attributes:
-        numbers: Their numbers. After a restart, a number may be there twice.
-        starts, ends: Their times, ns since the epoch.
-        counts: True for the steps that count in averages.
-    """
-
-    numbers: Ints
-    starts: Ints
-    ends: Ints
-    counts: Bools
+    numbers: Ints  # their numbers. After a restart, a number may be there twice.
+    starts: Ints  # their times, ns since the epoch
+    ends: Ints  # their times, ns since the epoch
+    counts: Bools  # true for the steps that count in averages
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -73,17 +67,11 @@ _NO_STEPS: Final = RankSteps(*(np.zeros(0, dtype=kind) for kind in (int, int, in
 
 @dataclass(frozen=True, slots=True)
 class RunSteps:
-    """The steps of all ranks.
+    """The steps of all ranks."""
 
-    Attributes:
-        ranks: The steps of each rank that has steps.
-        warm_up: Numbers of the warm-up steps.
-        notes: Notes on the steps that do not count in averages.
-    """
-
-    ranks: dict[int, RankSteps]
-    warm_up: list[int] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    ranks: dict[int, RankSteps]  # the steps of each rank that has steps
+    warm_up: list[int] = field(default_factory=list)  # numbers of the warm-up steps
+    notes: list[str] = field(default_factory=list)  # notes on the steps that do not count in averages
 
     def of(self, rank: int) -> RankSteps:
         """Return the steps of a rank; none if it has none."""
@@ -191,9 +179,6 @@ def count_warm_up(lengths: Floats) -> int:
 
     A step belongs to the warm-up if it is 10 % and 5 robust deviations longer than the median of the steps after the first
     fifth; one shorter step may lie between two of them.
-
-    Args:
-        lengths: Step times in order, in any unit.
     """
     most = min(_MAX_WARM_UP, int(len(lengths) * _MAX_WARM_UP_SHARE))
     if len(lengths) < _MIN_WARM_UP_STEPS:
@@ -211,13 +196,7 @@ def count_warm_up(lengths: Floats) -> int:
 
 
 def warm_up_note(numbers: Sequence[int], lengths: Floats, found: int) -> str:
-    """Return a note that names the warm-up steps.
-
-    Args:
-        numbers: Numbers of the steps.
-        lengths: Step times.
-        found: The result of `count_warm_up`, 1 or more.
-    """
+    """Return a note that names the warm-up steps; ``found`` is the result of `count_warm_up`, 1 or more."""
     which = f"step {numbers[0]} is" if found == 1 else f"steps {numbers[0]} to {numbers[found - 1]} are"
     times = float(lengths[:found].max() / np.median(lengths[found:]))
     return f"{which} warm-up (up to {times:.1f} x the usual step) and not counted: {counted(found, 'step')}"

@@ -5,18 +5,16 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import check_names, check_paths
-from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 from tracekit.explain.arrays import np
 from tracekit.explain.clocks import resolution_of
 from tracekit.explain.collectives import read_collectives
 from tracekit.explain.noise import Correction, block_means
-from tracekit.explain.run import open_run
+from tracekit.explain.run import check_shares, open_run
 from tracekit.explain.slow_ranks import slow_rows
 from tracekit.explain.stage_comparison import StageComparison
 from tracekit.explain.stages import cut_notes, training_stages
-from tracekit.explain.stragglers_results import CollectiveReport, Member, Straggler, StragglerReport
+from tracekit.explain.stragglers_results import Straggler, StragglerReport
 from tracekit.explain.text import share
 from tracekit.explain.waits import find_waits
 
@@ -59,17 +57,10 @@ def find_stragglers(
         TraceFormatError: A file that was named is not a trace.
         MissingExtraError: DuckDB is not installed.
     """
-    for name, value in (("at_least", at_least), ("sure", sure)):
-        if not 0 <= value < 1:
-            raise ConfigError(f"{name}={value!r}: a share from 0 to below 1")
-    paths = check_paths("inputs", inputs)
-    check_names("inside", inside)
-    with open_run(paths, inside=inside, cache=cache, progress=progress) as run:
+    check_shares(at_least=at_least, sure=sure)
+    with open_run(inputs, inside=inside, cache=cache, progress=progress) as run:
         key = (sorted(inside), at_least, sure)
-        report = run.keep(StragglerReport, lambda: compare_run(run, training_stages(run), at_least, sure), *key)
-    if progress is not None:
-        progress(1.0, "comparing ranks")
-    return report
+        return run.keep(StragglerReport, lambda: compare_run(run, training_stages(run), at_least, sure), *key)
 
 
 def compare_run(
@@ -80,18 +71,10 @@ def compare_run(
     *,
     collectives: bool = True,
 ) -> StragglerReport:
-    """Compare the ranks of a run.
-
-    Args:
-        run: The run.
-        stages: The stages of each rank.
-        at_least: Least delay to report, as a share of a step.
-        sure: Probability that no rank of equal ranks is reported.
-        collectives: Compare the collectives too, which reads arguments.
-    """
+    """Compare the ranks of a run."""
     resolution = resolution_of(run)
     found = StageComparison(stages, run.steps, at_least, sure, resolution)
-    waits = find_waits(read_collectives(run)) if collectives else None
+    waits = find_waits(read_collectives(run) if collectives else {})
     stragglers = [*found.stragglers, *_late(waits, found, at_least, sure, resolution)]
     cycles = found.cycles
     notes = [*run.steps.notes, *found.notes]
@@ -107,35 +90,33 @@ def compare_run(
         step_ns=0.0 if cycles is None else cycles.length,
         together_after=found.together_after,
         stages=found.reports,
-        collectives=_collectives(waits),
+        collectives=waits.report,
         warm_up=run.steps.warm_up,
         stragglers=sorted(stragglers, key=lambda one: (-one.mean_ns, one.rank, one.stage or "")),
         outliers=found.outliers,
         sensitivity=found.sensitivity,
         others_wait=cycles is not None and cycles.waits,
-        notes=[*notes, *(() if waits is None else waits.unmatched), *run.notes, *cut_notes(stages.values())],
+        notes=[*notes, *waits.unmatched, *run.notes, *cut_notes(stages.values())],
     )
 
 
-def _late(
-    waits: Waits | None, run: StageComparison, at_least: float, sure: float, resolution: float
-) -> list[Straggler]:
+def _late(waits: Waits, run: StageComparison, at_least: float, sure: float, resolution: float) -> list[Straggler]:
     """Return the ranks that come late to the collectives."""
-    if waits is None or not waits.ranks:
+    if waits.report is None:
         return []
-    whole = fmean([one.wait_ns + one.transfer_ns for one in waits.ranks.values()]) / max(1, waits.collectives)
+    members = {member.rank: member for member in waits.report.members}
+    whole = fmean([one.wait_ns + one.transfer_ns for one in members.values()]) / waits.report.count
     step_ns = 0.0 if run.cycles is None else run.cycles.length
     steps = 0 if run.cycles is None else len(run.cycles.begins)
     found = []
     # Ranks with equally many collectives share one estimate of their noise.
-    for count in sorted({len(own.late_ns) for own in waits.ranks.values()}):
-        ranks = [rank for rank, own in waits.ranks.items() if len(own.late_ns) == count]
+    for count in sorted({member.count for member in members.values()}):
+        ranks = [rank for rank, member in members.items() if member.count == count]
         # A step may hold many collectives; the delay of one counts as often.
         least = max(at_least, 3 * resolution) * max(whole, step_ns * steps / count)
-        late = np.array([waits.ranks[rank].late_ns for rank in ranks], dtype=float)
-        for slow in slow_rows(block_means(late, steps or _MAX_BLOCKS), least, Correction(len(waits.ranks), sure)):
+        late = np.array([waits.late_ns[rank] for rank in ranks], dtype=float)
+        for slow in slow_rows(block_means(late, steps or _MAX_BLOCKS), least, Correction(len(members), sure)):
             rank = ranks[slow.row]
-            own = waits.ranks[rank]
             a_step_ns = slow.mean * count / steps if steps else slow.mean
             found.append(
                 Straggler(
@@ -145,9 +126,9 @@ def _late(
                     mean_ns=slow.mean,
                     low_ns=slow.low,
                     high_ns=slow.high,
-                    median_ns=median(own.late_ns),
+                    median_ns=median(waits.late_ns[rank]),
                     share_of_step=a_step_ns / step_ns if step_ns else 0.0,
-                    late=own.last,
+                    late=members[rank].last,
                     of=count,
                     sure=1 - slow.chance,
                     others_wait=True,
@@ -155,25 +136,3 @@ def _late(
                 )
             )
     return found
-
-
-def _collectives(waits: Waits | None) -> CollectiveReport | None:
-    if waits is None or not waits.collectives:
-        return None
-    spread = sorted(waits.spread_ns)
-    return CollectiveReport(
-        count=waits.collectives,
-        spread_median_ns=spread[len(spread) // 2],
-        spread_longest_ns=spread[-1],
-        members=[
-            Member(
-                rank=rank,
-                count=len(own.late_ns),
-                wait_ns=own.wait_ns,
-                transfer_ns=own.transfer_ns,
-                last=own.last,
-                mean_late_ns=own.mean_late_ns,
-            )
-            for rank, own in waits.ranks.items()
-        ],
-    )

@@ -9,124 +9,80 @@ class Straggler(Result, frozen=True, kw_only=True):
     """A rank that is slower than the others.
 
     Attributes:
-        rank: The rank.
         stage: The slow stage; "before collectives" if only collectives show it; None where no single
             stage accounts for it with confidence.
-        source: The evidence: "stages" (times of stages) or "collectives" (kernels and calls of all members).
         mean_ns: Mean time in a step beyond the median of the other ranks; by collectives, mean delay behind the median of the
             other members.
-        low_ns, high_ns: Limits of the true mean, at the confidence asked for and for all ranks and stages together.
-        median_ns: The same as the mean, in the median step or at the median collective.
-        share_of_step: The mean as a share of a step.
-        late: Number of steps where it took longest, or of collectives where it came last.
-        of: Number of steps or collectives.
-        sure: 1 minus the probability that any of equal ranks would be as slow by chance.
-        others_wait: True if the traces show that the other ranks wait for it.
-        look_at: Numbers of its slowest steps.
     """
 
-    rank: int
+    rank: int  # the rank
     stage: str | None
-    source: str
+    source: str  # the evidence: "stages" (times of stages) or "collectives" (kernels and calls of all members)
     mean_ns: float
-    low_ns: float
-    high_ns: float
-    median_ns: float
-    share_of_step: float
-    late: int
-    of: int
-    sure: float
-    others_wait: bool
-    look_at: list[int]
+    low_ns: float  # limits of the true mean, at the confidence asked for and for all ranks and stages together
+    high_ns: float  # limits of the true mean, at the confidence asked for and for all ranks and stages together
+    median_ns: float  # the same as the mean, in the median step or at the median collective
+    share_of_step: float  # the mean as a share of a step
+    late: int  # number of steps where it took longest, or of collectives where it came last
+    of: int  # number of steps or collectives
+    sure: float  # 1 minus the probability that any of equal ranks would be as slow by chance
+    others_wait: bool  # true if the traces show that the other ranks wait for it
+    look_at: list[int]  # numbers of its slowest steps
 
 
 class StepOutlier(Result, frozen=True, kw_only=True):
-    """Steps that one rank, or all ranks together, made longer than usual in one stage.
+    """Steps that one rank, or all ranks together, made longer than usual in one stage."""
 
-    Attributes:
-        rank: The rank that came late; None if all ranks took longer.
-        stage: The long stage.
-        steps: Numbers of the steps.
-        late_ns: Excess time of the stage, in the median of these steps.
-        cost_ns: Sum of the excess times of these steps.
-        share_of_run: The cost as a share of all compared steps.
-        is_recurrent: True if the rank has more of them than chance gives to one of equal ranks.
-    """
-
-    rank: int | None
-    stage: str
-    steps: list[int]
-    late_ns: float
-    cost_ns: float
-    share_of_run: float
-    is_recurrent: bool
+    rank: int | None  # the rank that came late; None if all ranks took longer
+    stage: str  # the long stage
+    steps: list[int]  # numbers of the steps
+    late_ns: float  # excess time of the stage, in the median of these steps
+    cost_ns: float  # sum of the excess times of these steps
+    share_of_run: float  # the cost as a share of all compared steps
+    is_recurrent: bool  # true if the rank has more of them than chance gives to one of equal ranks
 
 
 class Sensitivity(Result, frozen=True, kw_only=True):
     """The differences between ranks that a comparison can show.
 
     Attributes:
-        limit_share: No unnamed rank is slower by more than this share of a step, at the confidence asked for.
-        ess: Effective sample size: the number of independent steps with the information of the steps compared.
         steps_needed: Number of steps that would show a rank slower by 5 % of a step; None if the limit is below.
         noise: Standard deviation of each rank's time compared with the other ranks, as a share of a step.
     """
 
-    limit_share: float
-    ess: float
+    limit_share: float  # no unnamed rank is slower by more than this share of a step, at the confidence asked for
+    ess: float  # effective sample size: the number of independent steps with the information of the steps compared
     steps_needed: int | None
     noise: dict[int, float]
 
 
 class StageReport(Result, frozen=True, kw_only=True):
-    """Cost of a stage for the run.
+    """Cost of a stage for the run."""
 
-    Attributes:
-        name: Its name.
-        exposed_ns: Mean growth of the frontier in the stage: the time that it adds to the step of all ranks.
-        median_ns: Its time on the median rank, waiting included.
-        led: The number of steps that each rank led at its end: it had used most time.
-    """
-
-    name: str
-    exposed_ns: float
-    median_ns: float
-    led: dict[int, int]
+    name: str  # its name
+    exposed_ns: float  # mean growth of the frontier in the stage: the time that it adds to the step of all ranks
+    median_ns: float  # its time on the median rank, waiting included
+    led: dict[int, int]  # the number of steps that each rank led at its end: it had used most time
 
 
 class Member(Result, frozen=True, kw_only=True):
-    """A rank in the collectives.
+    """A rank in the collectives."""
 
-    Attributes:
-        rank: The rank.
-        count: The number of collectives with it.
-        wait_ns: Time that it waited for the last member, in all of them.
-        transfer_ns: Their time after the last member came.
-        last: Number of collectives where it came last.
-        mean_late_ns: By how much it came later than the median member, on average; negative: earlier.
-    """
-
-    rank: int
-    count: int
-    wait_ns: int
-    transfer_ns: int
-    last: int
-    mean_late_ns: float
+    rank: int  # the rank
+    count: int  # the number of collectives with it
+    wait_ns: int  # time that it waited for the last member, in all of them
+    transfer_ns: int  # their time after the last member came
+    last: int  # number of collectives where it came last
+    mean_late_ns: float  # by how much it came later than the median member, on average; negative: earlier
 
 
 class CollectiveReport(Result, frozen=True, kw_only=True):
-    """The collectives that were found in the traces of two members or more.
+    """The collectives that were found in the traces of two members or more."""
 
-    Attributes:
-        count: Their number.
-        spread_median_ns, spread_longest_ns: Time between the first and the last member.
-        members: By rank.
-    """
-
-    count: int
-    spread_median_ns: int
-    spread_longest_ns: int
-    members: list[Member]
+    count: int  # their number
+    spread_median_ns: int  # time between the first and the last member
+    spread_longest_ns: int  # time between the first and the last member
+    members: list[Member]  # by rank
 
 
 class StragglerReport(Result, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.cells import member_cells, spread_words
-from tracekit.explain.text import certainty, duration, share, shortened, table
+from tracekit.explain.text import certainty, duration, section, share, shortened
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from tracekit.explain.stragglers_results import StepOutlier, Straggler, StragglerReport
 
-Parts = tuple[str, str, str]
-"""A sentence: the words before the name of a stage, the name, and the words after it."""
+Parts = tuple[str, str, str]  # a sentence: the words before the name of a stage, the name, and the words after it
 
 _MOST_SHOWN: Final = 10
 _MOST_STAGES: Final = 30
@@ -110,33 +109,30 @@ def _noise(report: StragglerReport) -> Iterator[str]:
 
 
 def _stages(report: StragglerReport) -> Iterator[str]:
-    yield ""
-    yield "stages (exposed: what a stage adds to the step of all; waiting adds nothing)"
     shown = set(sorted(range(len(report.stages)), key=lambda at: -report.stages[at].exposed_ns)[:_MOST_STAGES])
     rows = []
-    for at, stage in enumerate(report.stages):
-        if at in shown:
-            rank, led = max(stage.led.items(), key=lambda item: (item[1], -item[0]))
-            rows.append(
-                (
-                    shortened(stage.name),
-                    duration(stage.exposed_ns),
-                    share(stage.exposed_ns / report.step_ns if report.step_ns else None),
-                    duration(stage.median_ns),
-                    f"{rank} in {share(led / report.steps)}",
-                )
+    for stage in (stage for at, stage in enumerate(report.stages) if at in shown):
+        rank, led = max(stage.led.items(), key=lambda item: (item[1], -item[0]))
+        rows.append(
+            (
+                shortened(stage.name),
+                duration(stage.exposed_ns),
+                share(stage.exposed_ns / report.step_ns if report.step_ns else None),
+                duration(stage.median_ns),
+                f"{rank} in {share(led / report.steps)}",
             )
-    yield from table(("stage", "exposed", "of step", "median rank", "furthest at its end"), rows)
+        )
+    title = "stages (exposed: what a stage adds to the step of all; waiting adds nothing)"
+    return section(title, ("stage", "exposed", "of step", "median rank", "furthest at its end"), rows)
 
 
 def _collectives(report: StragglerReport) -> Iterator[str]:
     found = report.collectives
     if found is None:
-        return
-    yield ""
-    yield spread_words(found)
+        return iter(())
     rows = [(str(member.rank), *member_cells(member)) for member in found.members]
-    yield from table(("rank", "collectives", "wait", "transfer", "came last", "later than median"), rows)
+    head = ("rank", "collectives", "wait", "transfer", "came last", "later than median")
+    return section(spread_words(found), head, rows)
 
 
 def _straggler(one: Straggler) -> Iterator[str]:

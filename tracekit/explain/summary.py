@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import check_names, check_paths
 from tracekit.explain.arrays import np
 from tracekit.explain.collectives import exposed_shares
 from tracekit.explain.gpu import gpu_times_and_gaps
@@ -14,7 +13,6 @@ from tracekit.explain.stragglers import compare_run
 from tracekit.explain.summary_results import (
     FileSummary,
     GapSummary,
-    LoadingSummary,
     MarkerSummary,
     RankSummary,
     StageSummary,
@@ -50,8 +48,7 @@ SELECT rank, label, count(*) AS slices, sum(duration_ns)::DECIMAL(38) AS total_n
     max(start_ns + duration_ns) AS last_ns
 FROM slice WHERE {ranks} GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
 
-_MAX_COUNTED: Final = 20_000_000
-"""Slices in one statement: exact percentiles keep all durations in memory."""
+_MAX_COUNTED: Final = 20_000_000  # slices in one statement: exact percentiles keep all durations in memory
 
 
 def summarize_traces(
@@ -72,31 +69,18 @@ def summarize_traces(
         cache: False to keep no tables.
         progress: Called with the completed share of the work, 0 to 1, and a description of the current part.
 
-    Returns:
-        The summary. All times are ns.
-
     Raises:
         ConfigError: Nothing was named, several runs of one rank, or one trace twice.
         StorageError: A file cannot be read, or the cache cannot be written.
         TraceFormatError: A file that was named is not a trace.
         MissingExtraError: DuckDB is not installed.
     """
-    paths = check_paths("inputs", inputs)
-    check_names("inside", inside)
-    with open_run(paths, inside=inside, cache=cache, progress=progress) as run:
-        summary = run.keep(TraceSummary, lambda: summarize_run(run, training_stages(run)), sorted(inside))
-    if progress is not None:
-        progress(1.0, "summarizing")
-    return summary
+    with open_run(inputs, inside=inside, cache=cache, progress=progress) as run:
+        return run.keep(TraceSummary, lambda: summarize_run(run, training_stages(run)), sorted(inside))
 
 
 def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
-    """Summarize an open run.
-
-    Args:
-        run: The run.
-        stages: The stages of each rank.
-    """
+    """Summarize an open run."""
     devices, gaps = _devices(run)
     gaps += _thread_gaps(run, stages)
     markers, spans = _markers(run)
@@ -229,15 +213,6 @@ def _rank(
 ) -> RankSummary:
     durations = steps.counted
     total = int(durations.astype(float).sum())
-    loading = None
-    if own is not None and own.loading is not None:
-        waits = own.loading
-        loading = LoadingSummary(
-            count=waits.count,
-            total_ns=waits.total_ns,
-            longest_ns=waits.longest_ns,
-            share_of_steps=waits.in_steps_ns / total if total else None,
-        )
     stages = []
     if own is not None:
         for name, stage_ns, meets in zip(own.names, own.totals_ns.tolist(), own.meets, strict=True):
@@ -250,7 +225,7 @@ def _rank(
         steps=_step_summary(durations, total),
         stages=stages,
         unrecorded_ns=0 if own is None else own.unrecorded_ns,
-        loading=loading,
+        loading=None if own is None else own.loading,
         devices=devices,
         step_by_step=_step_table(steps, own, kept),
     )

@@ -10,162 +10,98 @@ from tracekit.explain.stragglers_results import StepOutlier, Straggler
 
 
 class FileSummary(Result, frozen=True, kw_only=True):
-    """A file.
+    """A file."""
 
-    Attributes:
-        file: Its name, without secrets of a URL.
-        events: The number of its slices, instants, values of counters and flows; a begin and its end are one.
-    """
-
-    file: str
-    events: int
+    file: str  # its name, without secrets of a URL
+    events: int  # the number of its slices, instants, values of counters and flows; a begin and its end are one
 
 
 class MarkerSummary(Result, frozen=True, kw_only=True):
     """All slices of one name and category on one rank.
 
     Attributes:
-        rank: The rank.
-        name: The name, shortened to 500 characters.
-        category: The category; empty if it is missing.
-        count: The number of slices.
-        total_ns: The sum of their durations; a slice inside one of the same name also counts.
-        self_ns: The part that no slice directly inside them covers.
-        mean_ns: The mean duration.
-        p50_ns, p95_ns, p99_ns: The shortest duration that this percentage of them does not exceed.
         share_of_steps: Durations of the slices of steps, as a share of all steps; null without steps. A slice on a device belongs
             to the step of its launch.
         frame: True if it encloses others and is not work itself: a step, a function of Python, a span of the profiler.
     """
 
-    rank: int
-    name: str
-    category: str
-    count: int
-    total_ns: int
-    self_ns: int
-    mean_ns: float
-    p50_ns: int
-    p95_ns: int
-    p99_ns: int
+    rank: int  # the rank
+    name: str  # the name, shortened to 500 characters
+    category: str  # the category; empty if it is missing
+    count: int  # the number of slices
+    total_ns: int  # the sum of their durations; a slice inside one of the same name also counts
+    self_ns: int  # the part that no slice directly inside them covers
+    mean_ns: float  # the mean duration
+    p50_ns: int  # the shortest duration that this percentage of them does not exceed
+    p95_ns: int  # the shortest duration that this percentage of them does not exceed
+    p99_ns: int  # the shortest duration that this percentage of them does not exceed
     share_of_steps: float | None
     frame: bool
 
 
 class StageSummary(Result, frozen=True, kw_only=True):
-    """A stage of the steps of a rank; see `tracekit.explain.stages`.
+    """A stage of the steps of a rank; see `tracekit.explain.stages`."""
 
-    Attributes:
-        name: Its name; "backward > all_reduce" for a collective inside another stage.
-        total_ns: Its time in all steps that count.
-        share_of_steps: The same as a share of these steps.
-        collective: True if the ranks exchange data in it.
-    """
-
-    name: str
-    total_ns: int
-    share_of_steps: float
-    collective: bool
+    name: str  # its name; "backward > all_reduce" for a collective inside another stage
+    total_ns: int  # its time in all steps that count
+    share_of_steps: float  # the same as a share of these steps
+    collective: bool  # true if the ranks exchange data in it
 
 
 class StepTable(Result, frozen=True, kw_only=True):
-    """All steps one by one, as columns.
+    """All steps one by one, as columns."""
 
-    Attributes:
-        numbers: Their numbers.
-        durations_ns: The duration of each.
-        counted: True for those that count in averages.
-        stages_ns: The time of each stage in each step.
-    """
-
-    numbers: list[int]
-    durations_ns: list[int]
-    counted: list[bool]
-    stages_ns: dict[str, list[int]]
+    numbers: list[int]  # their numbers
+    durations_ns: list[int]  # the duration of each
+    counted: list[bool]  # true for those that count in averages
+    stages_ns: dict[str, list[int]]  # the time of each stage in each step
 
 
 class StepSummary(Result, frozen=True, kw_only=True):
-    """The steps that count in averages. Percentiles are by nearest rank.
+    """The steps that count in averages. Percentiles are by nearest rank."""
 
-    Attributes:
-        count: The number of steps.
-        total_ns: The sum of their durations.
-        mean_ns: The mean; 0 without steps.
-        p50_ns, p95_ns, p99_ns: The shortest duration that this percentage of the steps does not exceed.
-        longest_ns: The longest.
-    """
-
-    count: int
-    total_ns: int
-    mean_ns: float
-    p50_ns: int
-    p95_ns: int
-    p99_ns: int
-    longest_ns: int
+    count: int  # the number of steps
+    total_ns: int  # the sum of their durations
+    mean_ns: float  # the mean; 0 without steps
+    p50_ns: int  # the shortest duration that this percentage of the steps does not exceed
+    p95_ns: int  # the shortest duration that this percentage of the steps does not exceed
+    p99_ns: int  # the shortest duration that this percentage of the steps does not exceed
+    longest_ns: int  # the longest
 
 
 class LoadingSummary(Result, frozen=True, kw_only=True):
-    """Waiting of the training thread for the data loader.
+    """Waiting of the training thread for the data loader."""
 
-    Attributes:
-        count: How often.
-        total_ns: The sum of all times.
-        longest_ns: The longest.
-        share_of_steps: The part in steps that count, as a share of these; null without steps.
-    """
-
-    count: int
-    total_ns: int
-    longest_ns: int
-    share_of_steps: float | None
+    count: int  # how often
+    total_ns: int  # the sum of all times
+    longest_ns: int  # the longest
+    share_of_steps: float | None  # the part in steps that count, as a share of these; null without steps
 
 
 class GapSummary(Result, frozen=True, kw_only=True):
-    """A time without slices on the training thread, or without activities on a device.
+    """A time without slices on the training thread, or without activities on a device."""
 
-    Attributes:
-        rank: The rank.
-        where: The name of the thread or device.
-        start_ns: Its start, ns since the epoch if the trace states its base time.
-        length_ns: Its length.
-        after: The name of the slice that ended there.
-        before: The name of the slice that followed.
-        step: The step of its start; null outside of all steps.
-    """
-
-    rank: int
-    where: str
-    start_ns: int
-    length_ns: int
-    after: str
-    before: str
-    step: int | None
+    rank: int  # the rank
+    where: str  # the name of the thread or device
+    start_ns: int  # its start, ns since the epoch if the trace states its base time
+    length_ns: int  # its length
+    after: str  # the name of the slice that ended there
+    before: str  # the name of the slice that followed
+    step: int | None  # the step of its start; null outside of all steps
 
 
 class RankSummary(Result, frozen=True, kw_only=True):
-    """One rank.
+    """One rank."""
 
-    Attributes:
-        rank: Its number; -1 for processes of a merged trace without a rank.
-        span_ns: From its first slice to the end of the last.
-        training_thread: The name of the thread of its stages, gaps and loading times; empty if it is unknown.
-        steps: Its steps: tracekit's batches, or else ProfilerStep#N.
-        stages: The stages of its steps, in the order within a step.
-        unrecorded_ns: The time of the steps outside of all stages.
-        loading: Waiting for data; null where no such marker was recorded.
-        devices: Its devices; empty where torch.profiler recorded none. ``tracekit gpu`` has more.
-        step_by_step: Its steps one by one.
-    """
-
-    rank: int
-    span_ns: int
-    training_thread: str
-    steps: StepSummary
-    stages: list[StageSummary]
-    unrecorded_ns: int
-    loading: LoadingSummary | None
-    devices: list[GPUTime]
-    step_by_step: StepTable
+    rank: int  # its number; -1 for processes of a merged trace without a rank
+    span_ns: int  # from its first slice to the end of the last
+    training_thread: str  # the name of the thread of its stages, gaps and loading times; empty if it is unknown
+    steps: StepSummary  # its steps: tracekit's batches, or else ProfilerStep#N
+    stages: list[StageSummary]  # the stages of its steps, in the order within a step
+    unrecorded_ns: int  # the time of the steps outside of all stages
+    loading: LoadingSummary | None  # waiting for data; null where no such marker was recorded
+    devices: list[GPUTime]  # its devices; empty where torch.profiler recorded none. ``tracekit gpu`` has more.
+    step_by_step: StepTable  # its steps one by one
 
     @property
     def stage_means_ns(self) -> dict[str, float]:
@@ -179,17 +115,11 @@ class RankSummary(Result, frozen=True, kw_only=True):
 
 
 class SlowestRank(Result, frozen=True, kw_only=True):
-    """The rank with the longest steps.
+    """The rank with the longest steps."""
 
-    Attributes:
-        rank: The rank.
-        step_mean_ns: The mean of its steps.
-        median_of_ranks_ns: The median of the means of all ranks.
-    """
-
-    rank: int
-    step_mean_ns: float
-    median_of_ranks_ns: float
+    rank: int  # the rank
+    step_mean_ns: float  # the mean of its steps
+    median_of_ranks_ns: float  # the median of the means of all ranks
 
 
 class Verdict(Result, frozen=True, kw_only=True):
@@ -197,15 +127,12 @@ class Verdict(Result, frozen=True, kw_only=True):
 
     Attributes:
         bound: "input", "launch", "communication" or "compute", by what limits the run; "unknown" without steps and devices.
-        share: The share of the step that this explains; null if it is unknown.
-        imbalanced: True if a rank is slower than the others.
-        sentences: At most five sentences; the last names the next command.
     """
 
     bound: str
-    share: float | None
-    imbalanced: bool
-    sentences: list[str]
+    share: float | None  # the share of the step that this explains; null if it is unknown
+    imbalanced: bool  # true if a rank is slower than the others
+    sentences: list[str]  # at most five sentences; the last names the next command
 
 
 class TraceSummary(Result, frozen=True, kw_only=True):

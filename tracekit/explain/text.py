@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _UNITS: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 _WIDEST: Final = 48
@@ -59,13 +59,7 @@ def shortened_apart(names: Iterable[str], width: int) -> dict[str, str]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Return the lines of a table.
-
-    Args:
-        head: Its headings.
-        rows: Its cells.
-        left: The number of columns, from the first, that are aligned to the left.
-    """
+    """Return the lines of a table."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
     return [
         "  "
@@ -75,3 +69,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+def section(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, after: Sequence[str] = ()
+) -> Iterator[str]:
+    """Yield an empty line, a title, a table and the lines after it; nothing without rows."""
+    if rows:
+        yield from ("", title, *table(head, rows, left), *after)

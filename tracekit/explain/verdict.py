@@ -25,13 +25,7 @@ _TEXTS: Final = {
 
 
 def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[int, dict[str, float]]) -> Verdict:
-    """Return the verdict on a run.
-
-    Args:
-        ranks: The ranks.
-        found: The comparison of their stages.
-        exposed: The shares of the steps of each rank with a collective that computing does not hide; see `exposed_shares`.
-    """
+    """Return the verdict on a run."""
     timed = [rank for rank in ranks if rank.steps.count]
     devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
     if not timed and not devices:

@@ -6,10 +6,11 @@ the others have waited for it. Durations are enough for that: the clocks need no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from tracekit.explain.stragglers_results import CollectiveReport, Member
 from tracekit.traces.collectives.collector import by_group
 from tracekit.traces.collectives.matching import match
 
@@ -19,60 +20,22 @@ if TYPE_CHECKING:
     from tracekit.traces.collectives.collector import Collective
 
 
-@dataclass(slots=True)
-class RankWaits:
-    """A rank in the collectives with all members found.
-
-    Attributes:
-        wait_ns: Time that it waited for the last member, in all of them.
-        transfer_ns: Their time after the last member came.
-        last: Number of collectives where it came last.
-        late_ns: Its delay behind the median of the other members, in each (negative: earlier).
-    """
-
-    wait_ns: int = 0
-    transfer_ns: int = 0
-    last: int = 0
-    late_ns: list[float] = field(default_factory=list)
-
-    @property
-    def mean_late_ns(self) -> float:
-        """Its mean delay behind the median of the other members."""
-        return fmean(self.late_ns) if self.late_ns else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Waiting in collectives.
+    """Waiting in collectives."""
 
-    Attributes:
-        collectives: Number of collectives found in the traces of two members or more.
-        spread_ns: Time between the first and the last member, of each.
-        ranks: By rank.
-        unmatched: Why those of some ranks could not be matched, in words.
-    """
-
-    collectives: int
-    spread_ns: list[int]
-    ranks: dict[int, RankWaits]
-    unmatched: list[str]
+    report: CollectiveReport | None  # None where fewer than two ranks have collectives
+    late_ns: dict[int, list[float]]  # of each rank, its delay behind the median of the other members in each collective
+    unmatched: list[str]  # why those of some ranks could not be matched, in words
 
 
-def find_waits(collectives: Mapping[int, list[Collective]]) -> Waits | None:
-    """Find the time that each rank waited for others.
-
-    Args:
-        collectives: By rank, in the order of their ends.
-
-    Returns:
-        The waiting; None when the traces of fewer than two ranks hold collectives.
-    """
+def find_waits(collectives: Mapping[int, list[Collective]]) -> Waits:
+    """Find the time that each rank waited for others, from its collectives in the order of their ends."""
     groups: dict[tuple[str, str], dict[int, list[Collective]]] = {}
     for rank, own in sorted(collectives.items()):
-        for group, members in by_group(own):
-            groups.setdefault(group, {})[rank] = members
-    spreads: list[int] = []
-    ranks: dict[int, RankWaits] = {}
+        for group, found in by_group(own):
+            groups.setdefault(group, {})[rank] = found
+    matched: list[dict[int, Collective]] = []
     unmatched: list[str] = []
     for _, logs in sorted(groups.items()):
         (hub, ours), *others = logs.items()
@@ -84,13 +47,31 @@ def find_waits(collectives: Mapping[int, list[Collective]]) -> Waits | None:
                 continue
             for one, other in pairs:
                 sets[id(one)][rank] = other
-        spreads += [_take(found, ranks) for found in sets.values() if len(found) > 1]
+        matched += [one for one in sets.values() if len(one) > 1]
+    late: dict[int, list[float]] = {}
+    sums: dict[int, list[int]] = {}  # of each rank: the time that it waited, the time after, and how often it came last
+    spreads = sorted(_take(one, late, sums) for one in matched)
     if not spreads:
-        return Waits(0, [], {}, unmatched) if unmatched else None
-    return Waits(len(spreads), spreads, dict(sorted(ranks.items())), unmatched)
+        return Waits(None, {}, unmatched)
+    members = [
+        Member(
+            rank=rank,
+            count=len(late[rank]),
+            wait_ns=wait_ns,
+            transfer_ns=transfer_ns,
+            last=last,
+            mean_late_ns=fmean(late[rank]),
+        )
+        for rank, (wait_ns, transfer_ns, last) in sorted(sums.items())
+    ]
+    middle = spreads[len(spreads) // 2]
+    report = CollectiveReport(
+        count=len(spreads), spread_median_ns=middle, spread_longest_ns=spreads[-1], members=members
+    )
+    return Waits(report, late, unmatched)
 
 
-def _take(found: dict[int, Collective], ranks: dict[int, RankWaits]) -> int:
+def _take(found: dict[int, Collective], late: dict[int, list[float]], sums: dict[int, list[int]]) -> int:
     """Add up one collective; returns how far apart the first and the last came."""
     lengths = {rank: one.end_ns - one.start_ns for rank, one in found.items()}
     transfer = min(lengths.values())
@@ -100,9 +81,7 @@ def _take(found: dict[int, Collective], ranks: dict[int, RankWaits]) -> int:
     for rank, length in lengths.items():
         # The median of the others: the sorted lengths without the own one.
         others = fmean(ordered[place + (length <= ordered[place])] for place in places)
-        waits = ranks.setdefault(rank, RankWaits())
-        waits.wait_ns += length - transfer
-        waits.transfer_ns += transfer
-        waits.last += rank == last
-        waits.late_ns.append(others - length)
+        late.setdefault(rank, []).append(others - length)
+        before = sums.get(rank, [0, 0, 0])
+        sums[rank] = [before[0] + length - transfer, before[1] + transfer, before[2] + (rank == last)]
     return max(lengths.values()) - transfer

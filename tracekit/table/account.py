@@ -20,17 +20,11 @@ _PROCESS_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording of a process by tracekit.
+    """A recording of a process by tracekit."""
 
-    Attributes:
-        rank: Its rank.
-        run_id: Its run; empty if that is unknown.
-        process: Host, boot, pid, start and attempt, which together are those of one process.
-    """
-
-    rank: int
-    run_id: str
-    process: tuple[str | int | None, ...]
+    rank: int  # its rank
+    run_id: str  # its run; empty if that is unknown
+    process: tuple[str | int | None, ...]  # host, boot, pid, start and attempt, which together are those of one process
 
     @property
     def known(self) -> bool:
@@ -80,12 +74,6 @@ class AccountCollector:
         self, reader: TraceReader, metadata: dict[str, Any], rank: int | None, ranks: Mapping[Any, int] | None
     ) -> dict[str, Any]:
         """Return the account as a JSON document, after the end of the file.
-
-        Args:
-            reader: The reader of the file.
-            metadata: The rank metadata; empty if there is none.
-            rank: The rank that the file states.
-            ranks: The rank of each process id of a merged trace, else None.
 
         Returns:
             ``metadata``; ``recordings``: rank, run and process of each; ``losses`` and ``clocks`` of a merged trace;

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import StorageError, TraceFormatError, TracekitError
 from tracekit.table.columns import FileFacts, TrackFacts, read_columns
 from tracekit.table.database import Database, Limits
-from tracekit.table.extend import extend_tables, rows_of, write_columns
+from tracekit.table.extend import extend_tables, write_columns
 from tracekit.table.growth import Growth, Part
 from tracekit.table.plain_columns import ALL_ARGS, KEY_ARGS
 from tracekit.table.steps import COUNTS, Step
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from tracekit.table.plain_columns import PlainColumns
 
 FACTS: Final = "facts"
-KEY_ARGS_FILE: Final = "key_args.parquet"
-"""The arguments of events with `has_key_args`. Files that may grow have none."""
+KEY_ARGS_FILE: Final = "key_args.parquet"  # the arguments of events with `has_key_args`. Files that may grow have none.
 _TABLES: Final = ("events", "counters", "flows")
-LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)
-"""The limits of the engine in a process that builds entries."""
+LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)  # the limits of the engine in a process that builds entries
 
 
 def build_entry(
@@ -36,19 +34,7 @@ def build_entry(
     given_steps: Callable[[FileFacts], list[Step]] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Write the tables of a file.
-
-    Args:
-        path: File or URL.
-        folder: A private folder, also for scratch files.
-        given_steps: Returns steps to use in place of those of the file; see `read_columns`.
-        progress: Called with the number of unpacked bytes read so far.
-
-    Raises:
-        StorageError: The file cannot be read, or the folder cannot be written.
-        TraceFormatError: It is not a trace.
-        QueryError: The engine has failed.
-    """
+    """Write the tables of a file."""
     growth = Growth()
     with Database(folder, LIMITS) as database:
         columns, facts = _read(
@@ -66,21 +52,7 @@ def build_entry(
 
 
 def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[int], None] | None = None) -> bool:
-    """Write the tables of a file that has grown, from those of an earlier entry and its new bytes.
-
-    Args:
-        path: The file.
-        previous: The folder of the earlier entry.
-        folder: The folder of the new one.
-        progress: Called with the number of new bytes read so far.
-
-    Returns:
-        False if the file must be built anew; the folder is empty then.
-
-    Raises:
-        StorageError: The file cannot be read, or the folder cannot be written.
-        QueryError: The engine has failed.
-    """
+    """Write the tables of a file that has grown, from those of an earlier entry and its new bytes."""
     with Database(folder, LIMITS) as database:
         try:
             found = extend_tables(database, path, previous, folder, progress)
@@ -88,6 +60,8 @@ def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[in
             found = None
         if found is not None:
             facts, growth = found
+            before = read_facts(previous)["span"]
+            facts.span = _outer(facts.span[0], before[0], min), _outer(facts.span[1], before[1], max)
             growth.save(folder)
             _finish(database, facts, folder, growth.parts)
     if found is None:
@@ -96,31 +70,28 @@ def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[in
     return found is not None
 
 
+def _outer(one: int | None, other: int | None, outer: Callable[[int, int], int]) -> int | None:
+    return outer(one, other) if one is not None and other is not None else one if other is None else other
+
+
 def _finish(database: Database, facts: FileFacts, folder: Path, parts: dict[str, list[Part]]) -> None:
     """Write the tracks, the steps and the facts of an entry with these parts."""
     _write_dimensions(database, facts, folder)
-    rows = rows_of("events", folder, parts["events"])
-    span = database.run(f"SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM ({rows})")[0]
-    small = dataclasses.replace(facts, tracks=[], steps=[])
-    document = dataclasses.asdict(small) | {"span": span}
+    document = dataclasses.asdict(dataclasses.replace(facts, tracks=[], steps=[]))
     # Name, first row and number of rows of each part.
     document["parts"] = {name: [dataclasses.astuple(part) for part in own] for name, own in parts.items()}
     (folder / FACTS).write_text(json.dumps(document), encoding="utf-8")
 
 
 def build_args(path: str, folder: Path, name: str) -> None:
-    """Write the arguments of the rows of a file, which is read again for them.
-
-    Raises:
-        StorageError: The file cannot be read, or the folder cannot be written.
-    """
+    """Write the arguments of the rows of a file, which is read again for them."""
     with Database(folder, LIMITS) as database:
         columns, _ = _read(path, folder, keeps_args=ALL_ARGS)
         write_columns(database, columns, "args", folder / name)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the facts of an entry: those of `FileFacts` but for tracks and steps, ``span``, and the ``parts`` of its tables."""
+    """Return the facts of an entry: those of `FileFacts` but for tracks and steps, and the ``parts`` of its tables."""
     found: dict[str, Any] = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     return found
 

@@ -20,8 +20,7 @@ from tracekit.table.schema import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FOLDER_VARIABLE: Final = "TRACEKIT_CACHE"
-"""The environment variable that names the folder of the cache."""
+FOLDER_VARIABLE: Final = "TRACEKIT_CACHE"  # the environment variable that names the folder of the cache
 _SIZE_VARIABLE: Final = "TRACEKIT_CACHE_BYTES"
 _MAX_BYTES: Final = 20 * 10**9
 _END_BYTES: Final = 64 * 1024
@@ -73,15 +72,7 @@ class TableCache:
         return folder
 
     def add(self, key: str, build: Callable[[Path], None]) -> Path:
-        """Build an entry, which appears whole or not at all, and return its folder.
-
-        Args:
-            key: Its key.
-            build: Fills the folder that it gets; the file ``facts`` must be in it.
-
-        Raises:
-            StorageError: The entry cannot be written.
-        """
+        """Build an entry, which appears whole or not at all, and return its folder; ``build`` writes the file ``facts`` too."""
         folder = self.folder / key
         try:
             building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
@@ -164,15 +155,7 @@ def _size_bytes(entry: Path) -> int:
 
 @contextlib.contextmanager
 def open_cache(*, keep: bool = True) -> Iterator[TableCache]:
-    """Open the cache of the user, or one that is removed at the end of the block.
-
-    Args:
-        keep: False for the latter.
-
-    Raises:
-        ConfigError: A variable has no usable value.
-        StorageError: The folder cannot be created.
-    """
+    """Open the cache of the user or, unless it is to be kept, one that is removed at the end of the block."""
     if not keep:
         with tempfile.TemporaryDirectory(prefix="tracekit-table-") as folder:
             yield TableCache(Path(folder))
@@ -186,15 +169,7 @@ def open_cache(*, keep: bool = True) -> Iterator[TableCache]:
 
 
 def file_key(path: str, *parts: bytes) -> str:
-    """Return the key of a file as it is now.
-
-    Args:
-        path: File or URL.
-        *parts: Anything else that the entry depends on.
-
-    Raises:
-        StorageError: The file cannot be read.
-    """
+    """Return the key of a file as it is now."""
     digest = hashlib.blake2b(digest_size=20)
     facts: tuple[object, ...]
     if is_remote(path):

@@ -44,21 +44,13 @@ _MAX_NAME: Final = 200
 
 @dataclass(slots=True)
 class TrackFacts:
-    """A track of a file.
+    """A track of a file."""
 
-    Attributes:
-        pid: Its process id; one that is not a number has a number from `FREE_NUMBERS` on, as in a merge.
-        tid: Its thread id, likewise.
-        process: The name or label of the process, or None.
-        thread: The name of the thread, or None.
-        rank: Its rank in a merged trace, else None.
-    """
-
-    pid: int
-    tid: int
-    process: str | None
-    thread: str | None
-    rank: int | None
+    pid: int  # its process id; one that is not a number has a number from `FREE_NUMBERS` on, as in a merge
+    tid: int  # its thread id, likewise
+    process: str | None  # the name or label of the process, or None
+    thread: str | None  # the name of the thread, or None
+    rank: int | None  # its rank in a merged trace, else None
 
 
 @dataclass(slots=True)
@@ -66,36 +58,28 @@ class FileFacts:
     """The facts of a file beside its rows. All can be written as JSON.
 
     Attributes:
-        path: The file, as it may be shown.
-        rank: The rank that it states, or None.
-        is_merged: True for a merged trace.
-        host: The host that it states, or None.
-        base_ns: The base of its times, ns since the epoch; 0 if it states none.
-        tracks: Its tracks, by their numbers.
-        steps: Its steps, by their indices.
-        has_batches: True if the steps are batches that tracekit recorded.
-        has_given_steps: True if the steps are those of other files of the rank.
-        rows: The number of rows of each table.
-        columns: The columns of each table that are not NULL in all rows.
-        damage: The damage, as a sentence; empty for none.
-        unusable: The number of events without a usable time.
-        account: The account of the file about itself; see `AccountCollector.result`.
+        span: The start of the first event and the end of the last; None without events.
     """
 
-    path: str
-    rank: int | None
-    is_merged: bool
-    host: str | None
-    base_ns: int
-    tracks: list[TrackFacts] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    has_batches: bool = False
-    has_given_steps: bool = False
-    rows: dict[str, int] = field(default_factory=dict)
-    columns: dict[str, list[str]] = field(default_factory=dict)
-    damage: str = ""
-    unusable: int = 0
-    account: dict[str, Any] = field(default_factory=dict)
+    path: str  # the file, as it may be shown
+    rank: int | None  # the rank that it states, or None
+    is_merged: bool  # true for a merged trace
+    host: str | None  # the host that it states, or None
+    base_ns: int  # the base of its times, ns since the epoch; 0 if it states none
+    tracks: list[TrackFacts] = field(default_factory=list)  # its tracks, by their numbers
+    steps: list[Step] = field(default_factory=list)  # its steps, by their indices
+    has_batches: bool = False  # true if the steps are batches that tracekit recorded
+    has_given_steps: bool = False  # true if the steps are those of other files of the rank
+    rows: dict[str, int] = field(default_factory=dict)  # the number of rows of each table
+    columns: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # the columns of each table that are not NULL in all rows
+    damage: str = ""  # the damage, as a sentence; empty for none
+    span: tuple[int | None, int | None] = None, None
+    unusable: int = 0  # the number of events without a usable time
+    account: dict[str, Any] = field(
+        default_factory=dict
+    )  # the account of the file about itself; see `AccountCollector.result`
 
 
 def read_columns(
@@ -153,6 +137,7 @@ def read_columns(
         facts.steps, facts.has_given_steps = steps, True
     facts.rows = sink.finish(_groups(facts).tobytes(), step_columns(facts.steps).tobytes())
     facts.columns = sink.used()
+    facts.span = sink.span() or facts.span
     if growth is not None:
         has_devices = "correlation" in facts.columns["events"] or facts.is_merged
         open_rows = len(growth.begun) + len(growth.waiting)
@@ -215,26 +200,15 @@ def _event(text: str) -> Event:
 
 
 class Head(NamedTuple):
-    """The facts in the head of a file.
+    """The facts in the head of a file."""
 
-    Attributes:
-        rank: The rank that it states, or None.
-        is_rank_trace: True for a rank trace of tracekit.
-        is_merged: True for a merged trace.
-    """
-
-    rank: int | None = None
-    is_rank_trace: bool = False
-    is_merged: bool = False
+    rank: int | None = None  # the rank that it states, or None
+    is_rank_trace: bool = False  # true for a rank trace of tracekit
+    is_merged: bool = False  # true for a merged trace
 
 
 def peek_head(path: str) -> Head:
-    """Return the facts in the head of a file.
-
-    Raises:
-        StorageError: The file cannot be read.
-        TraceFormatError: It is not a trace.
-    """
+    """Return the facts in the head of a file."""
     metadata = _Metadata()
     with TraceReader(path) as reader:
         if merged_ranks(reader.header) is not None:

@@ -14,7 +14,6 @@ from tracekit.errors import MissingExtraError, QueryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -32,19 +31,12 @@ _TYPES: Final = {int: "BIGINT", float: "DOUBLE", str: "VARCHAR", bool: "BOOLEAN"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a query.
+    """The limits of a query."""
 
-    Attributes:
-        seconds: The maximum time.
-        rows: The maximum number of rows of the result.
-        memory_bytes: The maximum memory of the engine; it uses the disk beyond it where it can.
-        threads: The maximum number of threads; None for all processors.
-    """
-
-    seconds: float = 600.0
-    rows: int = 1_000_000
-    memory_bytes: int = 2 * 10**9
-    threads: int | None = None
+    seconds: float = 600.0  # the maximum time
+    rows: int = 1_000_000  # the maximum number of rows of the result
+    memory_bytes: int = 2 * 10**9  # the maximum memory of the engine; it uses the disk beyond it where it can
+    threads: int | None = None  # the maximum number of threads; None for all processors
 
 
 def check_available() -> None:
@@ -61,6 +53,8 @@ def check_available() -> None:
 
 class Database:
     """A connection to a database in memory that reads Parquet files. Use it as a context manager, from one thread at a time.
+
+    All methods raise `QueryError` if a statement is wrong or exceeds a limit, or the engine fails.
 
     Args:
         scratch: A private folder for what exceeds the memory.
@@ -93,9 +87,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -105,27 +97,15 @@ class Database:
     # Statements of tracekit itself.
 
     def run(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+        """Run a statement and return its rows."""
         return list(self._ask(lambda: self._connection.execute(sql).fetchall()))
 
     def columns(self, sql: str) -> dict[str, Any]:
-        """Run a statement and return its columns by name, as arrays of numpy, which must be installed.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+        """Run a statement and return its columns by name, as arrays of numpy, which must be installed."""
         return dict(self._ask(lambda: self._connection.execute(sql).fetchnumpy()))
 
     def iterate(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Run a statement and yield its rows; only some of them are in memory.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+        """Run a statement and yield its rows; only some of them are in memory."""
         try:
             self._allow_all_memory()  # rows that were yielded cannot be asked for again
             result = self._connection.execute(sql)
@@ -152,24 +132,11 @@ class Database:
         self._connection.execute(f"SET memory_limit='{_memory(self._memory_bytes)}'")
 
     def write_parquet(self, sql: str, path: Path) -> None:
-        """Write the rows of a query as Parquet, in their order.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+        """Write the rows of a query as Parquet, in their order."""
         self.run(f"COPY ({sql}) TO {_quoted(path)} (FORMAT parquet, {_PARQUET})")
 
     def write_arrow(self, table: object, path: Path, columns: Sequence[str] = ()) -> None:
-        """Write a table, which any object with ``__arrow_c_stream__`` is, as Parquet. Rows keep their order.
-
-        Args:
-            table: The table.
-            path: The file.
-            columns: The columns to write; all if none are named.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+        """Write a table, which any object with ``__arrow_c_stream__`` is, as Parquet. Rows keep their order."""
         self._connection.register("arrow_table", table)
         try:
             self.write_parquet(f"SELECT {', '.join(columns) or '*'} FROM arrow_table", path)
@@ -177,13 +144,7 @@ class Database:
             self._connection.unregister("arrow_table")
 
     def write_rows(self, rows: Iterator[Sequence[Any]], columns: Mapping[str, type], path: Path) -> None:
-        """Write rows as Parquet.
-
-        Args:
-            rows: The values, in the order of the columns.
-            columns: Names and types.
-            path: The file. A file of JSON is written next to it meanwhile.
-        """
+        """Write rows, with these names and types of columns, as Parquet. A file of JSON is written next to it meanwhile."""
         source = path.with_suffix(".json")
         with source.open("w", encoding="utf-8") as file:
             for row in rows:
@@ -194,12 +155,7 @@ class Database:
         source.unlink()
 
     def read_parquet(self, paths: Sequence[Path], *, by_name: bool = False) -> str:
-        """Return a table function that reads Parquet files, for a statement.
-
-        Args:
-            paths: The files.
-            by_name: Match columns by name, and return NULL for those that a file does not have.
-        """
+        """Return a table function that reads Parquet files, for a statement."""
         return f"read_parquet([{', '.join(map(_quoted, paths))}]{', union_by_name=true' if by_name else ''})"
 
     def lock(self, paths: Sequence[Path]) -> None:
@@ -212,11 +168,7 @@ class Database:
     # Statements of users.
 
     def check(self, sql: str) -> str:
-        """Return a statement of a user, which must be one SELECT, DESCRIBE or EXPLAIN of these.
-
-        Raises:
-            QueryError: It is something else.
-        """
+        """Return a statement of a user, which must be one SELECT, DESCRIBE or EXPLAIN of these."""
         statement = self._only_statement(sql)
         if statement.type.name == "EXPLAIN":
             match = _EXPLAIN.match(sql)
@@ -250,14 +202,7 @@ class Database:
         return any(_scans(node, table, column) for _, text in plan for node in json.loads(text))
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Run a statement that was checked.
-
-        Returns:
-            The names of the columns, and the rows.
-
-        Raises:
-            QueryError: It is wrong, or exceeds a limit.
-        """
+        """Run a statement that was checked; return the names of the columns, and the rows."""
         with self._limited():
             result = self._connection.execute(sql)
             names = [column[0] for column in result.description or ()]
@@ -266,16 +211,7 @@ class Database:
         return names, rows
 
     def write_query(self, sql: str, path: Path, scratch: Path) -> None:
-        """Run a statement that was checked, and write its rows as Parquet.
-
-        Args:
-            sql: The statement.
-            path: The file.
-            scratch: A private folder.
-
-        Raises:
-            QueryError: It is wrong, or exceeds a limit.
-        """
+        """Run a statement that was checked, and write its rows as Parquet; ``scratch`` is a private folder."""
         # This connection may be locked; the other one reads only the result.
         with self._limited(), Database(scratch, self._limits) as writer:
             writer.write_arrow(_Stream(self._connection, sql), path)
@@ -327,7 +263,7 @@ class _Stream:
         return self._connection.sql(self._sql).__arrow_c_stream__(requested_schema)
 
 
-_PARQUET: Final = "COMPRESSION snappy, PARQUET_VERSION v2"
+_PARQUET: Final = "COMPRESSION snappy, PARQUET_VERSION v2, ROW_GROUP_SIZE 61440"  # smaller groups stay in the caches
 
 
 def _quoted(path: Path) -> str:

@@ -37,11 +37,7 @@ class RunDatabase(Database):
         self._keys: dict[str, str] = {}
 
     def add_args(self) -> None:
-        """Create the view ``event_args``: by file and id, the arguments of events with `has_key_args`, and perhaps of others.
-
-        Raises:
-            StorageError: A file cannot be read, or the cache cannot be written.
-        """
+        """Create the view ``event_args``: by file and id, the arguments of events with `has_key_args`, and perhaps of others."""
         if not self._has_args:
             source = self.read_parquet(self._args())
             self.run(f"CREATE VIEW event_args AS SELECT file_index AS file, id, args FROM {source}")
@@ -58,10 +54,6 @@ class RunDatabase(Database):
             before: Statements to run first, unless the table is in the cache.
             of: The derived tables that the query or the statements read.
             args: True if they read ``event_args``.
-
-        Raises:
-            StorageError: A file cannot be read, or the cache cannot be written.
-            QueryError: The engine has failed.
         """
 
         def prepare() -> None:

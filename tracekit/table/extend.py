@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
-from tracekit.table.arrow import ArrowTable
+from tracekit import core
 from tracekit.table.columns import FileFacts, new_columns, read_columns
 from tracekit.table.growth import Growth, Part, link_part, load_growth
 from tracekit.table.plain_columns import COLUMNS, PlainColumns
@@ -28,6 +28,33 @@ TEXTS: Final = {
 _CHUNK_ROWS: Final = 1_000_000
 _SLICE: Final = ord("X")
 _NESTED: Final = ("depth", "parent", "self_ns", "step_index")
+
+
+class ArrowTable:
+    """A table that Arrow consumers can read any number of times. Asking for its schema calls and reads nothing.
+
+    Needs the compiled core.
+
+    Args:
+        name: "events", "counters", "flows" or "args".
+        columns: Returns finished columns with the unread table. Called from any thread when the consumer asks a stream for its
+            first batch. Consumers replace an error by one of their own type.
+    """
+
+    def __init__(self, name: str, columns: Callable[[], _merge.Columns]) -> None:
+        self._name = name
+        self._columns = columns
+
+    def __arrow_c_schema__(self) -> object:
+        """Return the schema as a capsule."""
+        assert core.merge is not None
+        return core.merge.arrow_schema(self._name)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return a stream of batches as a capsule; a requested schema is ignored, as the protocol allows."""
+        del requested_schema
+        assert core.merge is not None
+        return core.merge.arrow_stream(self._name, self._columns)
 
 
 def rows_of(table: str, folder: Path, parts: list[Part]) -> str:
@@ -103,19 +130,8 @@ def extend_tables(
 ) -> tuple[FileFacts, Growth] | None:
     """Write the new parts of all tables, and link the other parts.
 
-    Args:
-        database: The engine.
-        path: The file.
-        previous: The folder of an earlier entry of the file.
-        folder: The folder of the new entry.
-        progress: Called with the number of new bytes read so far.
-
     Returns:
         The facts and the state of the file; None if it must be built anew.
-
-    Raises:
-        StorageError: The file cannot be read.
-        QueryError: The engine has failed.
     """
     growth = load_growth(previous, path)
     if growth is None:

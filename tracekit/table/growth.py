@@ -36,54 +36,31 @@ _SEPARATORS: Final = b" \t\r\n,"
 
 @dataclass(slots=True)
 class Part:
-    """A part of a table.
+    """A part of a table."""
 
-    Attributes:
-        name: The name of its file in the entry.
-        first_row: The number of its first row in the table.
-        rows: The number of its rows that count; the file may have more.
-    """
-
-    name: str
-    first_row: int
-    rows: int
+    name: str  # the name of its file in the entry
+    first_row: int  # the number of its first row in the table
+    rows: int  # the number of its rows that count; the file may have more
 
 
 @dataclass(slots=True)
 class Growth:
-    """The state from which the tables of a file are extended.
+    """The state from which the tables of a file are extended."""
 
-    Attributes:
-        at: The offset behind the last whole record.
-        checked: The bytes before it, in hexadecimal digits.
-        prefix: The hash of the first bytes of the file.
-        prefix_bytes: Their number.
-        unusable: The number of events without a usable time.
-        rows: The number of rows of each table, without those of open slices.
-        parts: The parts of each table.
-        serial: The number of extensions.
-        tracks: pid and tid of each track, as JSON.
-        begun: Track and event of each open slice.
-        waiting: The events of open async slices.
-        metadata: The metadata events, except training times.
-        steps: The state of a `StepCollector`.
-        log_bytes: The size of the metadata.
-    """
-
-    at: int = 0
-    checked: str = ""
-    prefix: str = ""
-    prefix_bytes: int = 0
-    unusable: int = 0
-    rows: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, list[Part]] = field(default_factory=dict)
-    serial: int = 0
-    tracks: list[tuple[str, str]] = field(default_factory=list)
-    begun: list[tuple[int, str]] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    metadata: list[str] = field(default_factory=list)
-    steps: list[list[Any]] = field(default_factory=list)
-    log_bytes: int = 0
+    at: int = 0  # the offset behind the last whole record
+    checked: str = ""  # the bytes before it, in hexadecimal digits
+    prefix: str = ""  # the hash of the first bytes of the file
+    prefix_bytes: int = 0  # their number
+    unusable: int = 0  # the number of events without a usable time
+    rows: dict[str, int] = field(default_factory=dict)  # the number of rows of each table, without those of open slices
+    parts: dict[str, list[Part]] = field(default_factory=dict)  # the parts of each table
+    serial: int = 0  # the number of extensions
+    tracks: list[tuple[str, str]] = field(default_factory=list)  # pid and tid of each track, as JSON
+    begun: list[tuple[int, str]] = field(default_factory=list)  # track and event of each open slice
+    waiting: list[str] = field(default_factory=list)  # the events of open async slices
+    metadata: list[str] = field(default_factory=list)  # the metadata events, except training times
+    steps: list[list[Any]] = field(default_factory=list)  # the state of a `StepCollector`
+    log_bytes: int = 0  # the size of the metadata
 
     def note_metadata(self, event: Event) -> None:
         """Keep a metadata event."""
@@ -93,13 +70,7 @@ class Growth:
             self.metadata.append(text.decode("utf-8", "surrogateescape"))
 
     def stop(self, reader: TraceReader, path: str, start: int) -> bool:
-        """Note the end of the last whole record; return False if the file cannot be extended.
-
-        Args:
-            reader: The reader, after its end.
-            path: The file.
-            start: The offset in the file of the first byte that it has read.
-        """
+        """Note the end of the last whole record; return False if the file cannot be extended."""
         is_plain = reader.form == "array" and not (reader.compressed or reader.foreign or is_remote(path))
         is_whole = not reader.lost_parts and all(repair.kind == "cut_file" for repair in reader.repairs)
         if not is_plain or not is_whole or self.log_bytes > _MAX_LOG_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.processors import start_method, usable_processors
@@ -21,25 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracekit.table.columns import FileFacts
+    from tracekit.table.shared_threads import SharedThreads
 
 _MIN_BYTES: Final = 64 * 1024 * 1024  # a process takes as long to start as some MB to read
-
-
-class TableJob(Protocol):
-    """An entry of the cache that may be missing."""
-
-    @property
-    def paths(self) -> list[str]:
-        """The files that it is built from."""
-
-    def key(self) -> str:
-        """Return the key of the entry."""
-
-    def has_versions(self) -> bool:
-        """Return True if the entry of an earlier version of the file may be extended."""
-
-    def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
-        """Build the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +31,10 @@ class Job:
     """A file, and the steps of its rank that other files state.
 
     Attributes:
-        path: File or URL.
         steps: The number, start, end (ns since the epoch), evaluation and counts of each step; empty for those of the file.
     """
 
-    path: str
+    path: str  # file or URL
     steps: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -64,11 +47,7 @@ class Job:
         return not (self.steps or is_remote(self.path))
 
     def key(self) -> str:
-        """Return the key of the entry.
-
-        Raises:
-            StorageError: The file cannot be read.
-        """
+        """Return the key of the entry."""
         return file_key(self.path, *([hashlib.blake2b(repr(self.steps).encode()).digest()] if self.steps else []))
 
     def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
@@ -85,7 +64,10 @@ class Job:
 
 
 def build_all(
-    cache: TableCache, jobs: Sequence[TableJob], progress: Callable[[float, str], None], workers: int | None = None
+    cache: TableCache,
+    jobs: Sequence[Job | SharedThreads],
+    progress: Callable[[float, str], None],
+    workers: int | None = None,
 ) -> list[Path | TraceFormatError]:
     """Return the folder of each entry, or why the file is not a trace; build those that are missing.
 
@@ -95,10 +77,6 @@ def build_all(
         progress: Called with the completed share, 0 to 1, and a description of the current work.
         workers: The maximum number of processes. None: one for each processor if they can be forked, else this one alone. Other
             processes import the main module again, which must not start its work then.
-
-    Raises:
-        StorageError: A file cannot be read, or the cache cannot be written.
-        QueryError: The engine has failed.
     """
     keys = [job.key() for job in jobs]
     found: list[Path | TraceFormatError | None] = [_find(cache, key) for key in keys]
@@ -148,12 +126,12 @@ def _find(cache: TableCache, key: str) -> Path | None:
     return folder
 
 
-def _named(job: TableJob) -> str:
+def _named(job: Job | SharedThreads) -> str:
     return basename(job.paths[0])
 
 
 def _build(
-    work: tuple[TableCache, TableJob, str], progress: Callable[[int], None] | None = None
+    work: tuple[TableCache, Job | SharedThreads, str], progress: Callable[[int], None] | None = None
 ) -> Path | TraceFormatError:
     cache, job, key = work
     has_versions = job.has_versions()

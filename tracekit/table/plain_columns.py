@@ -39,11 +39,7 @@ def has_key_args(category: bytes | None, name: bytes, args: bytes) -> bool:
 
 
 class PlainColumns:
-    """The plain equivalent of the core's ``Columns``: the same methods, and `rows`.
-
-    Args:
-        keeps_args: The events in the table ``args``.
-    """
+    """The plain equivalent of the core's ``Columns``: the same methods, and `rows`."""
 
     def __init__(self, *, keeps_args: int = NO_ARGS) -> None:
         self._keeps_args = keeps_args
@@ -143,6 +139,12 @@ class PlainColumns:
         self._nest()
         self._find_steps(array("q", groups), array("q", steps))
         return {name: len(rows) for name, rows in self._tables.items()}
+
+    def span(self) -> tuple[int, int] | None:
+        """Return the least start of the events and their latest end; None without events."""
+        start, duration = COLUMNS["events"].index("start_ns"), COLUMNS["events"].index("duration_ns")
+        spans = [(row[start], row[start] + max(0, row[duration])) for row in self._tables["events"]]
+        return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else None
 
     def used(self) -> dict[str, list[str]]:
         """Return the columns of each table that are not NULL in all rows; those that are filled last count as such."""

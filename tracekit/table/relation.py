@@ -15,7 +15,6 @@ from tracekit.table.tables import EventTables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 _SHOWN_ROWS: Final = 20
 
@@ -43,9 +42,7 @@ class Relation:
     def __enter__(self) -> Relation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -66,27 +63,15 @@ class Relation:
         return html_table(f"the first {len(rows)} rows", self.columns, cells, left=len(self.columns))
 
     def df(self) -> Any:
-        """Return a ``pandas.DataFrame``.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """Return a ``pandas.DataFrame``."""
         return self._convert("df", "pandas")
 
     def pl(self) -> Any:
-        """Return a ``polars.DataFrame``.
-
-        Raises:
-            ConfigError: polars is not installed.
-        """
+        """Return a ``polars.DataFrame``."""
         return self._convert("pl", "polars")
 
     def arrow(self) -> Any:
-        """Return a ``pyarrow.Table``.
-
-        Raises:
-            ConfigError: pyarrow is not installed.
-        """
+        """Return a ``pyarrow.Table``."""
         return self._convert("arrow", "pyarrow")
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

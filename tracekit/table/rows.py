@@ -26,11 +26,9 @@ from tracekit.table.steps import StepCollector, is_step_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NO_VALUE: Final = -(2**63)
-"""NULL in a column of integers."""
+NO_VALUE: Final = -(2**63)  # NULL in a column of integers
 
-NO_BEGIN: Final = -1
-"""The number of the begin of a whole slice."""
+NO_BEGIN: Final = -1  # the number of the begin of a whole slice
 
 _MAX_TIME_NS: Final = 2**61
 MAX_BEGUN: Final = 200_000
@@ -114,11 +112,6 @@ class SliceTaker(Protocol):
 
 class RowWriter:
     """Writes the rows of events, and keeps begins until their ends.
-
-    Args:
-        sink: The columns.
-        metadata: Called with each metadata event.
-        step_taker: Takes slices that may be steps, in place of `steps`.
 
     Attributes:
         metadata: As given.

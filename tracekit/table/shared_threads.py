@@ -50,30 +50,19 @@ FROM to_nest s JOIN nesting n USING (place) LEFT JOIN to_nest p ON p.place = n.p
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of a rank.
+    """A file of a rank."""
 
-    Attributes:
-        path: The file.
-        folder: The folder of its entry.
-        parts: Name, first row and number of rows of each part of its events.
-        base_ns: The base of its times.
-    """
-
-    path: str
-    folder: Path
-    parts: tuple[tuple[str, int, int], ...]
-    base_ns: int
+    path: str  # the file
+    folder: Path  # the folder of its entry
+    parts: tuple[tuple[str, int, int], ...]  # name, first row and number of rows of each part of its events
+    base_ns: int  # the base of its times
 
 
 @dataclass(frozen=True, slots=True)
 class SharedThreads:
-    """The entry with the events of the files of a rank that share threads.
+    """The entry with the events of the files of a rank that share threads."""
 
-    Attributes:
-        members: The files. Of slices with equal times, that of the earlier file encloses the other.
-    """
-
-    members: tuple[Member, ...]
+    members: tuple[Member, ...]  # the files. Of slices with equal times, that of the earlier file encloses the other.
 
     @property
     def paths(self) -> list[str]:
@@ -90,11 +79,7 @@ class SharedThreads:
         return hashlib.blake2b(repr((VERSION, entries)).encode(), digest_size=20).hexdigest()
 
     def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
-        """Write the events of each member with a shared thread.
-
-        Raises:
-            QueryError: The engine has failed.
-        """
+        """Write the events of each member with a shared thread."""
         del previous, progress
         with Database(folder, LIMITS) as database:
             self._create_slices(database)

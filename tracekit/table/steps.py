@@ -26,23 +26,14 @@ _PROFILER_CATEGORIES: Final = frozenset({b'"user_annotation"', b'"cpu_op"', b'"O
 
 
 class Step(NamedTuple):
-    """A training step.
+    """A training step."""
 
-    Attributes:
-        group: The rank of its process in a merged trace, else 0.
-        step: Its number: that of the batch, or of torch.profiler's step.
-        start_ns: Its start. Times are those of the file.
-        end_ns: Its end.
-        evaluation: True if an evaluation overlaps it.
-        counts: The values of `COUNTS` at its start; None where the file does not state one.
-    """
-
-    group: int
-    step: int
-    start_ns: int
-    end_ns: int
-    evaluation: bool
-    counts: tuple[int | None, ...]
+    group: int  # the rank of its process in a merged trace, else 0
+    step: int  # its number: that of the batch, or of torch.profiler's step
+    start_ns: int  # its start. Times are those of the file.
+    end_ns: int  # its end
+    evaluation: bool  # true if an evaluation overlaps it
+    counts: tuple[int | None, ...]  # the values of `COUNTS` at its start; None where the file does not state one
 
 
 def is_step_name(name: bytes) -> bool:
@@ -100,11 +91,7 @@ class StepCollector:
             self._timestamps.setdefault(pid, []).append((time, _counts(args)))
 
     def steps(self, groups: dict[Any, int]) -> list[Step]:
-        """Return the steps of all groups, in order of group and start, apart from each other.
-
-        Args:
-            groups: The group of each pid.
-        """
+        """Return the steps of all groups, in order of group and start, apart from each other."""
         for stated in self._timestamps.values():
             stated.sort(key=lambda pair: pair[0])
         by_group: dict[int, list[Any]] = {}

@@ -25,7 +25,6 @@ from tracekit.traces.inputs import find_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
 MIN_DERIVED_EVENTS: Final = 500_000
 """The events of a run from which on the tables that questions derive from them are cached."""
@@ -36,25 +35,15 @@ _PROBE: Final = "args_probe"
 
 @dataclass(slots=True)
 class _Entry:
-    """A file with its tables.
+    """A file with its tables."""
 
-    Attributes:
-        path: File or URL.
-        job: Its entry, and the steps that it was given.
-        folder: The folder of the entry.
-        facts: See `read_facts`.
-        rank: Its rank, assumed where it states none; None for a merged trace.
-        nested: Its events, if it shares threads with other files.
-        members: The numbers of those files, by that in ``parent_member``.
-    """
-
-    path: str
-    job: Job
-    folder: Path
-    facts: dict[str, Any]
-    rank: int | None = None
-    nested: Path | None = None
-    members: list[int] = field(default_factory=list)
+    path: str  # file or URL
+    job: Job  # its entry, and the steps that it was given
+    folder: Path  # the folder of the entry
+    facts: dict[str, Any]  # see `read_facts`
+    rank: int | None = None  # its rank, assumed where it states none; None for a merged trace
+    nested: Path | None = None  # its events, if it shares threads with other files
+    members: list[int] = field(default_factory=list)  # the numbers of those files, by that in ``parent_member``
 
     def parts(self, table: str) -> list[tuple[str, int, int]]:
         """Return the file name, first row and number of rows of each part of a table."""
@@ -112,9 +101,7 @@ class EventTables:
     def __enter__(self) -> EventTables:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -127,14 +114,7 @@ class EventTables:
         return [{**entry.facts, "source": entry.path, "rank": entry.rank} for entry in self._entries]
 
     def query(self, sql: str, limits: Limits | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Run one SELECT, DESCRIBE or EXPLAIN on a locked connection.
-
-        Returns:
-            The names of the columns, and the rows.
-
-        Raises:
-            QueryError: The query is wrong, or exceeds a limit.
-        """
+        """Run one SELECT, DESCRIBE or EXPLAIN on a locked connection."""
         with self.connection(sql, limits or Limits()) as (database, statement):
             return database.query(statement)
 
@@ -244,13 +224,7 @@ class EventTables:
     def _take(
         self, files: list[tuple[str, bool]], heads: dict[str, Head], steps: dict[int, list[tuple[int, ...]]]
     ) -> list[TraceFormatError]:
-        """Add the entries of files, and return why others are left out.
-
-        Args:
-            files: The files, and True for those that were named.
-            heads: Their heads.
-            steps: The steps of ranks, to use in place of those of the files.
-        """
+        """Add the entries of files, and return why others are left out."""
         jobs = []
         for path, _ in files:
             rank = heads[path].rank
@@ -332,12 +306,7 @@ class EventTables:
             )
 
     def _create_events(self, database: Database, args: str) -> None:
-        """Create the view of events.
-
-        Args:
-            database: The connection.
-            args: The source of arguments: "probe", "files" or "none".
-        """
+        """Create the view of events."""
         own = {
             "file": "e.file_index",
             "id": "e.file_row_number",

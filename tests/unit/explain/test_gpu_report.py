@@ -277,27 +277,81 @@ def _read(*paths: Path) -> EventTable:
     return table
 
 
-# What HolisticTraceAnalysis 0.5.0 says of the same files, in microseconds: get_temporal_breakdown (idle, compute, other than
-# compute, span) and get_comm_comp_overlap (percent).
-HTA = {0: (6419, 1034, 5556, 13009, 4.5), 1: (6428, 1246, 11075, 18749, 2.47), 2: (7046, 1068, 3236, 11350, 7.88)}
-# And get_idle_time_breakdown of rank 0: host wait, kernel wait and other together.
-HTA_STREAMS = {7: (11448, 123), 22: (145, 0), 24: (5906, 18), 84: (4740, 3)}
+# HolisticTraceAnalysis 0.5.0 on the same files, in microseconds: get_temporal_breakdown (idle, compute, other than compute, span)
+# and get_comm_comp_overlap (percent).
+HTA = {
+    0: (6419, 1034, 5556, 13009, 4.5),
+    1: (6428, 1246, 11075, 18749, 2.47),
+    2: (7046, 1068, 3236, 11350, 7.88),
+    3: (8145, 1240, 9468, 18853, 3.31),
+}
+# get_idle_time_breakdown by rank and stream: host wait; kernel wait and other together.
+HTA_STREAMS = {
+    0: {7: (11448, 123), 22: (145, 0), 24: (5906, 18), 84: (4740, 3)},
+    1: {7: (17449, 115), 22: (154, 0), 24: (11382, 12), 84: (4688, 3)},
+    2: {7: (9777, 105), 22: (142, 0), 24: (4270, 23), 84: (5423, 1)},
+    3: {7: (17548, 109), 22: (187, 0), 24: (10146, 5), 84: (4746, 3)},
+}
+# Kernels without a launch in the file, such as those that were launched before the recording, have the index 0 there as that of
+# their launch. HTA joins it with the first event of the file, and counts their gaps as host wait if that event is late enough.
+HTA_WITHOUT_LAUNCH = {1: 93, 3: 83}
+# get_cuda_kernel_launch_stats: number, sum of cpu_duration, median and maximum of launch_delay.
+HTA_LAUNCHES = {0: (261, 2359, 2, 1482), 1: (262, 2334, 2, 6972), 2: (262, 1853, 2, 478), 3: (273, 2487, 2, 5300)}
+# get_gpu_kernel_breakdown of all ranks: communication alone, compute alone, both, memory alone, communication with memory.
+HTA_TYPES = (29250, 3448, 1140, 75, 10)
 
 
 @pytest.mark.skipif(not (TRACES / "dlrm_8gpu").exists(), reason="the real traces are not on this machine")
 def test_figures_of_a_real_run_equal_those_of_holistic_trace_analysis() -> None:
-    report = explain_gpu(_read(*sorted((TRACES / "dlrm_8gpu").glob("*.json.gz"))[:3]))
+    report = explain_gpu(_read(*sorted((TRACES / "dlrm_8gpu").glob("*.json.gz"))))
     for gpu in report.gpus:
         idle, compute, others, span, hidden = HTA[gpu.rank or 0]
         assert (gpu.idle_ns, gpu.compute_ns, gpu.span_ns) == (idle * 1000, compute * 1000, span * 1000)
         assert gpu.busy_ns - gpu.compute_ns == others * 1000
         assert round(100 * gpu.hidden_ns / gpu.communication_ns, 2) == hidden
-    waits = {
-        one.stream: (one.host_bound_ns // 1000, (one.dependency_ns + one.other_ns) // 1000)
-        for one in report.streams
-        if one.rank == 0
-    }
-    assert waits == HTA_STREAMS
+    for rank, streams in HTA_STREAMS.items():
+        unknown = HTA_WITHOUT_LAUNCH.get(rank, 0)
+        assert {
+            one.stream: (one.host_bound_ns // 1000, (one.dependency_ns + one.other_ns) // 1000)
+            for one in report.streams
+            if one.rank == rank
+        } == {**streams, 7: (streams[7][0] - unknown, streams[7][1] + unknown)}
+    assert {
+        one.rank: (one.count, one.calls_ns / 1000, one.median_latency_ns / 1000, one.max_latency_ns / 1000)
+        for one in report.launches
+    } == HTA_LAUNCHES
+    communication, compute, both, memory, copied = HTA_TYPES
+    assert sum(gpu.communication_ns - gpu.hidden_ns for gpu in report.gpus) == (communication + copied) * 1000
+    assert sum(gpu.compute_ns - gpu.hidden_ns for gpu in report.gpus) == compute * 1000
+    assert sum(gpu.hidden_ns for gpu in report.gpus) == both * 1000
+    assert sum(gpu.memory_ns for gpu in report.gpus) == (memory + copied) * 1000
+
+
+def test_kernel_before_a_launch_of_its_file_has_no_launch() -> None:
+    table = EventTable()
+    _activity(table, "compute", 100, 200, correlation=1)
+    _activity(table, "compute", 210, 250, correlation=2)
+    _call(table, 300, 310, 3)
+    _activity(table, "compute", 320, 330, correlation=3)
+    (stream,) = explain_gpu(table).streams
+    # HTA: a host wait of 80, since it takes the call at 300 for the launch of the second kernel.
+    assert (stream.host_bound_ns, stream.dependency_ns, stream.other_ns) == (70, 0, 10)
+
+
+# The same with times in nanoseconds, which HTA cuts to whole microseconds unless HTA_DISABLE_NS_ROUNDING=1: idle, compute, other
+# than compute, span.
+HTA_SINGLE = {
+    "h100_bert_small": (3598_388, 307_197, 2_240, 3907_825),
+    "rocm_mi250_minitoy": (8762_845, 110_881, 38_161, 8911_887),
+}
+
+
+@pytest.mark.parametrize("name", HTA_SINGLE)
+@pytest.mark.skipif(not (TRACES / "single_gpu").exists(), reason="the real traces are not on this machine")
+def test_figures_of_one_gpu_equal_those_of_holistic_trace_analysis(name: str) -> None:
+    (gpu,) = explain_gpu(_read(TRACES / "single_gpu" / f"{name}.json.gz")).gpus
+    found = (gpu.idle_ns, gpu.compute_ns, gpu.busy_ns - gpu.compute_ns, gpu.span_ns)
+    assert found == pytest.approx(HTA_SINGLE[name], abs=1)
 
 
 def _width(report: GPUReport, *, per_rank: bool) -> int:

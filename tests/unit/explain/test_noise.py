@@ -11,8 +11,7 @@ import pytest
 
 from tests.verdict_simulation import autoregressive, hidden, white
 from tracekit.explain.arrays import median_of_others, medians, robust_deviation
-from tracekit.explain.noise import critical_values, estimate_means
-from tracekit.explain.student import MAX_FREEDOM, quantile, upper_tail
+from tracekit.explain.noise import MAX_FREEDOM, critical_values, estimate_means, quantile, upper_tail
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

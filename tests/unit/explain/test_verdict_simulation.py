@@ -11,6 +11,7 @@ from tests.verdict_simulation import (
     Cell,
     Count,
     alarm_cells,
+    cause_cells,
     collective_cells,
     count,
     detection_cells,
@@ -21,9 +22,11 @@ from tests.verdict_simulation import (
 
 QUICK = [cell for cell in alarm_cells() if cell.ranks == 8 and cell.steps == 150]
 
+QUICK_CAUSES = [cell for cell in cause_cells() if cell.ranks == 4 and not cell.delay and NOISES[cell.noise].required]
 
-@pytest.mark.parametrize("cell", QUICK, ids=lambda cell: f"{cell.noise} {cell.layout}")
-def test_equal_ranks_are_not_named(cell: Cell) -> None:
+
+@pytest.mark.parametrize("cell", [*QUICK, *QUICK_CAUSES], ids=lambda cell: f"{cell.what} {cell.noise} {cell.layout}")
+def test_equal_ranks_and_causes_of_equal_runs_are_not_named(cell: Cell) -> None:
     found = count(cell, 40)
     # One run in a hundred may be wrong in either way: five in forty have a chance of 1 in 900, and are counted in ten times
     # as many runs. There, 15 of a kind have a chance of 1 in 10,000.
@@ -42,6 +45,7 @@ GROUPS = {
     "equal ranks": alarm_cells,
     "equal ranks with many collectives": collective_cells,
     "equal runs": diff_cells,
+    "causes": cause_cells,
     "delays": detection_cells,
 }
 RUNS = 50

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.table.arrow import ArrowTable
 from tracekit.table.columns import FileFacts, read_columns
+from tracekit.table.extend import ArrowTable
 from tracekit.table.plain_columns import ALL_ARGS
 
 if TYPE_CHECKING:
