@@ -44,6 +44,13 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     return y + 1
 
 
+@torch.compile(backend="aot_eager")
+def direct(x: torch.Tensor) -> torch.Tensor:
+    y = third(x).square().mean()
+    torch.autograd.backward(y)
+    return y + 1
+
+
 for number in range(8):
     x = torch.randn(4 + number % 3, 8)
     optimizer.zero_grad()
@@ -56,7 +63,7 @@ for number in range(8):
     more.backward()
     step()
     third_optimizer.zero_grad()
-    print(loss.item().hex(), more.item().hex(), broken(x).item().hex())
+    print(loss.item().hex(), more.item().hex(), broken(x).item().hex(), direct(x).item().hex())
     if number == 4:
         whole.eval()
         with torch.no_grad():

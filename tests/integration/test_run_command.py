@@ -107,7 +107,7 @@ SINGLE = [
         "generator_loop", {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9}, marks=pytest.mark.slow
     ),
     pytest.param("forks", {"batch": 15, "forward": 15, "optimizer": 15}, marks=pytest.mark.slow),
-    pytest.param("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 24}, marks=pytest.mark.slow),
+    pytest.param("compiled", {"batch": 8, "forward": 16, "evaluation": 1, "backward": 32}, marks=pytest.mark.slow),
     pytest.param(
         "hf_trainer", {"batch": 6, "forward": 12, "evaluation": 2, "save": 2, "train": 1}, marks=pytest.mark.slow
     ),

@@ -58,6 +58,7 @@ class AutoRecorder:
         is_jax: The steps are those of JAX.
         is_pending: A step is over with the next request for data. The hook of that request calls `step` then.
         fetched: Data was requested since the last step.
+        leader: The optimizer whose steps end the steps of a loop that requests no data.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class AutoRecorder:
         self._parent: ProcessInfo | None = None
         self.fetched = self.is_pending = self._steps_early = False
         self._imported = 0
-        self._leader: weakref.ref[Any] | None = None
+        self.leader: weakref.ref[Any] | None = None
         os.register_at_fork(after_in_child=self._after_fork)
         when_activated(self._look_again)
 
@@ -203,11 +204,10 @@ class AutoRecorder:
     # ---- steps --------------------------------------------------------------------------------------------------------
 
     def optimizer_starts(self, optimizer: object) -> None:
-        """Note that an optimizer begins its step."""
-        leader = None if self._leader is None else self._leader()
-        if leader is None:
-            self._leader = weakref.ref(optimizer)
-        elif self.is_pending and leader is optimizer:
+        """Note that an optimizer begins its step. Does nothing unless there is no `leader` or a step `is_pending`."""
+        if self.leader is None:
+            self.leader = weakref.ref(optimizer, self._forget_leader)
+        elif self.is_pending and self.leader() is optimizer:
             self._steps_early = True  # several steps for one request: requests do not separate them
             self.step()
 
@@ -215,8 +215,12 @@ class AutoRecorder:
         """Note that an optimizer has made its step."""
         if self.fetched and not self._steps_early:
             self.is_pending = True
-        elif self._leader is not None and self._leader() is optimizer:
+        elif self.leader is not None and self.leader() is optimizer:
             self.step()
+
+    def _forget_leader(self, leader: weakref.ref[Any]) -> None:
+        if self.leader is leader:
+            self.leader = None
 
     def step(self) -> None:
         """End the step."""

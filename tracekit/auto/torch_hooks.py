@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.auto.frameworks import hook_frameworks
 from tracekit.auto.recorder import auto_recorder
 from tracekit.auto.root_modules import RootModules, after_init
+from tracekit.auto.untraced import untraced
 from tracekit.imports import when_imported
 from tracekit.recording.lifecycle import marker
 from tracekit.recording.loaders import recording_loader
@@ -61,10 +62,7 @@ def instrument(torch: ModuleType) -> None:
     is_compiling = torch.compiler.is_dynamo_compiling
     _hook_optimizers(torch, recorder, is_compiling)
     start = functools.partial(recorder.of_loop, start=True)
-    backward = _untraced(torch.autograd.backward, "backward", recorder, start)
-    # Dynamo breaks the graph at Tensor.backward, which calls this; `torch._disable_dynamo` would cost 0.1 ms a step here.
-    when_imported("torch._dynamo.decorators", lambda decorators: decorators.skip(backward))
-    torch.autograd.backward = backward
+    torch.autograd.backward = untraced(torch.autograd.backward, "backward", recorder, start)  # Tensor.backward calls it
     _hook_loaders(torch, recorder)
 
     def replace(modules: list[ModuleType], name: str, slices: str, categories: tuple[str, ...] = ()) -> None:
@@ -119,22 +117,6 @@ def _recorded(
     return recorded
 
 
-def _untraced(
-    function: Callable[..., Any], name: str, recorder: AutoRecorder, find_profiler: Callable[[], Profiler | None]
-) -> Callable[..., Any]:
-    """Return the same for a function that torch keeps from Dynamo, without asking whether Dynamo traces it."""
-    slices = marker(name)
-
-    @functools.wraps(function)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        if recorder.loop != get_ident() and find_profiler() is None:
-            return function(*args, **kwargs)
-        with slices:
-            return function(*args, **kwargs)
-
-    return recorded
-
-
 def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Callable[[], bool]) -> None:
     optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch.optim does not name it
     slices = marker("optimizer")
@@ -146,7 +128,8 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
             return
         if is_open:  # of a step that has raised
             slices.__exit__(None, None, None)
-        recorder.optimizer_starts(optimizer)
+        if recorder.leader is None or recorder.is_pending:
+            recorder.optimizer_starts(optimizer)
         is_open = True
         slices.__enter__()
 
@@ -164,8 +147,7 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
     kind = optimizers.Optimizer
     after_init(kind, RootModules(torch, recorder).follow)
 
-    zero_grad = _untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)
-    kind.zero_grad = torch._disable_dynamo(zero_grad, recursive=False)  # noqa: SLF001 - as torch does: the same graph break
+    kind.zero_grad = untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)
 
 
 def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
