@@ -494,7 +494,7 @@ def test_records_answer_what_a_sequence_answers() -> None:
     records = compiled.Records([1, 10, 20, 3, 1, 30, 40, 3])
     assert isinstance(records, Sequence)
     assert (records.index(30), records.count(3), records.copy()) == (5, 2, [1, 10, 20, 3, 1, 30, 40, 3])
-    with pytest.raises(ValueError, match="5"):
+    with pytest.raises(ValueError, match=r"5|not in list"):
         records.index(5)
     with pytest.raises(TypeError):
         records.index()
