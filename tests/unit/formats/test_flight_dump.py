@@ -170,7 +170,7 @@ def test_broken_entries_of_a_json_dump_are_repaired_or_counted(tmp_path: Path) -
     names = ['say "hi"', "deep", "last"]
     entries = [entry(number, name, created_ns=BASE_NS + number) for number, name in enumerate(names)]
     data = (
-        as_json(dump(entries)).replace(b'say \\"hi\\"', b'say "hi"').replace(b'"deep"', b"[" * 100_000 + b"]" * 100_000)
+        as_json(dump(entries)).replace(b'say \\"hi\\"', b'say "hi"').replace(b'"deep"', b"[" * 15_000 + b"]" * 15_000)
     )
     events, reader = read(written(tmp_path, data))
     found = [event["name"].removesuffix(" (not completed)") for event in events if event["ph"] in "XBi"]
