@@ -21,7 +21,7 @@ WARNS = array(FIRST)[:-3]
 def run(*arguments: object) -> int:
     parser = argparse.ArgumentParser(prog="tracekit validate")
     validate.prepare_parser(parser)
-    return validate.run(parser.parse_args([str(argument) for argument in arguments]), parser)
+    return validate.run(parser.parse_args([str(argument) for argument in arguments]))
 
 
 def write(folder: Path, name: str, data: bytes) -> Path:

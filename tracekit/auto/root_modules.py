@@ -32,14 +32,14 @@ class RootModules:
 
     Attributes:
         recorder: The recorder.
-        compiler: ``torch.compiler``.
+        is_compiling: Returns True while a graph is traced; to Dynamo, the constant True.
         is_inside: True during the call of a module that is recorded.
         forward, evaluation: The markers.
     """
 
     def __init__(self, torch: ModuleType, recorder: AutoRecorder) -> None:
         self.recorder = recorder
-        self.compiler = torch.compiler
+        self.is_compiling = torch.compiler.is_compiling
         self.is_inside = False
         self.forward, self.evaluation = marker("forward"), marker("evaluation")
         self._module_type = torch.nn.Module
@@ -178,8 +178,7 @@ class _RecordedCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         roots, module = self._roots, self._module()
         call = self.compiled or module._call_impl  # type: ignore[union-attr] # noqa: SLF001 - it is being called
-        # The flag of `torch.compiler.is_compiling`, which costs two more functions out of the caches.
-        if roots.is_inside or getattr(roots.compiler, "_is_compiling_flag", False):
+        if roots.is_compiling() or roots.is_inside:
             return call(*args, **kwargs)
         recorder, is_training = roots.recorder, module.training  # type: ignore[union-attr]
         if recorder.loop != get_ident() and recorder.of_loop(start=is_training) is None:
