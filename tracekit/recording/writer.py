@@ -43,6 +43,7 @@ _WAKE_UPS: Final = 4
 # Cuts per flush interval after one with fewer than `_FEW` events: each cut costs the GIL and the caches of the training.
 _WAKE_UPS_FOR_FEW: Final = 2
 _FEW: Final = 1_024
+_FIRST_WAKE_UPS: Final = 40  # the first pause is twice this part of the interval: a recording may begin at full speed
 _BURST: Final = 16_384  # Target number of events per cut. After a larger cut, the writer pauses for a shorter time.
 _BACKLOG: Final = 65_536  # with more undelivered events, recording threads wait for the writer and the handlers
 _GIVE_WAY_NS: Final = 1_000_000  # time that recording threads run before one of them waits for the writer again
@@ -130,10 +131,10 @@ class Writer:
         self._closed_in_time = False
         self._ended = False
         self._close_by_s = math.inf
-        self._pause_s = interval_s / _WAKE_UPS
+        self._pause_s = interval_s / _FIRST_WAKE_UPS
         self._last_cut_ns = timeline.anchor.monotonic_ns
-        self._cut_apart_ns = self._interval_ns  # time between the last two cuts
         self._found = 0  # number of events of the last cut
+        self._events_per_ns = 0.0  # of the last cuts; a higher rate counts half as much after each flush interval
         self._waiting_since_s = 0.0  # start of the unsuccessful waits of recording threads
         self._in_hand = 0  # number of events that have left the buffer and not reached the handler threads
         self._is_counted = False  # True if `_slices` and the other totals include the events in hand
@@ -430,12 +431,12 @@ class Writer:
         behind += max((thread.waiting_events for thread in self._handler_threads), default=0)
         # Time until the backlog is too large at the recent rate. Other threads may keep the writer from the GIL until
         # then.
-        too_many_ns = self._backlog * self._cut_apart_ns // max(1, self._found)
-        late_ns = min(self._interval_ns, max(_GIVE_WAY_NS, too_many_ns))
+        too_many_ns = self._backlog / max(self._events_per_ns, 1e-9)
+        late_ns = min(self._interval_ns, max(_GIVE_WAY_NS, int(too_many_ns)))
         self._buffer.due_ns = now_ns + (_GIVE_WAY_NS if behind > self._backlog else late_ns)
 
     def _cut_all(self, start_ns: int) -> None:
-        self._cut_apart_ns, self._last_cut_ns = max(1, start_ns - self._last_cut_ns), start_ns
+        apart_ns, self._last_cut_ns = max(1, start_ns - self._last_cut_ns), start_ns
         ended_window = True
         while ended_window:
             for _ in range(len(self._posted)):
@@ -451,6 +452,9 @@ class Writer:
         now_ns = self._timeline.clock.monotonic_ns()
         if self._clock_watch.due(now_ns):
             self._post("clock_anchor", *self._clock_watch.read())
+        # A cut at the request of a thread that waits finds next to nothing; the thread goes on at its rate.
+        faded = self._events_per_ns * 0.5 ** (apart_ns / self._interval_ns)
+        self._events_per_ns = max(self._found / apart_ns, faded)
         self._set_due(now_ns)
 
     def _post_hooks(self) -> None:
