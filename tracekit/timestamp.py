@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
 
 _ZERO = timedelta(0)
-_MICROSECOND = timedelta(microseconds=1)
 
 _TOTALS = (TimeUnit.ITERATION, TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN)
 # The fields in their order; None is a wall-clock time.
@@ -462,9 +461,6 @@ def _microseconds(key: str, value: object) -> timedelta:
 
 def _timestamp(values: _Values) -> Timestamp:
     """Make a timestamp of valid values, without checks."""
-    timestamp: Timestamp = _new(Timestamp)
-    _set_values(timestamp, values)
+    timestamp: Timestamp = object.__new__(Timestamp)
+    object.__setattr__(timestamp, "_values", values)
     return timestamp
-
-
-_new, _set_values = object.__new__, vars(Timestamp)["_values"].__set__

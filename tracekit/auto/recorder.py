@@ -56,8 +56,7 @@ class AutoRecorder:
         thread: The thread that trains.
         loop: The same while its hooks record; 0 while they have to ask `of_loop`.
         is_jax: The steps are those of JAX.
-        is_pending: A step is over with the next request for data. The hook of that request calls `step` then.
-        fetched: Data was requested since the last step.
+        is_pending: A step is over with the next request for data.
         leader: The optimizer whose steps end the steps of a loop that requests no data.
     """
 
@@ -69,7 +68,7 @@ class AutoRecorder:
         self._profiler: Profiler | None = None
         self._off = False
         self._parent: ProcessInfo | None = None
-        self.fetched = self.is_pending = self._steps_early = False
+        self._fetched = self.is_pending = self._steps_early = False
         self._imported = 0
         self.leader: weakref.ref[Any] | None = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -197,11 +196,17 @@ class AutoRecorder:
             with contextlib.suppress(Exception):
                 self._parent = self._profiler.process
         self._profiler = None
-        self._off = self.fetched = self.is_pending = False
+        self._off = self._fetched = self.is_pending = False
         self.framework = self.loop = 0
         self.thread = None
 
     # ---- steps --------------------------------------------------------------------------------------------------------
+
+    def fetching(self) -> None:
+        """Note that the loop asks for data: the step before is over."""
+        if self.is_pending:
+            self.step()
+        self._fetched = True
 
     def optimizer_starts(self, optimizer: object) -> None:
         """Note that an optimizer begins its step. Does nothing unless there is no `leader` or a step `is_pending`."""
@@ -213,7 +218,7 @@ class AutoRecorder:
 
     def optimizer_ended(self, optimizer: object) -> None:
         """Note that an optimizer has made its step."""
-        if self.fetched and not self._steps_early:
+        if self._fetched and not self._steps_early:
             self.is_pending = True
         elif self.leader is not None and self.leader() is optimizer:
             self.step()
@@ -224,15 +229,15 @@ class AutoRecorder:
 
     def step(self) -> None:
         """End the step."""
-        self.is_pending = self.fetched = False
+        self.is_pending = self._fetched = False
         if self._profiler is not None and self.thread == get_ident():
             self._profiler.step()
-            if len(sys.modules) != self._imported:
-                self.hook_imported()
+            self.hook_imported()
 
     def hook_imported(self) -> None:
         """Hook the modules that were imported since the last step. The first step ends the watch of imports."""
-        self._imported = 0 if act_on_imported() else len(sys.modules)
+        if len(sys.modules) != self._imported:
+            self._imported = 0 if act_on_imported() else len(sys.modules)
 
 
 @functools.cache

@@ -160,9 +160,7 @@ def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
         profiler = recorder.of_loop(start=True)
         if profiler is None:
             return iterate(self)
-        if recorder.is_pending:
-            recorder.step()
-        recorder.fetched = True
+        recorder.fetching()
         with recording_loader(self, profiler), slices:
             return iterate(self)
 
@@ -170,9 +168,7 @@ def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
     def advanced(self: Any) -> Any:
         if recorder.loop != get_ident() and recorder.of_loop() is None:
             return advance(self)
-        if recorder.is_pending:
-            recorder.step()
-        recorder.fetched = True
+        recorder.fetching()
         slices.__enter__()
         try:
             return advance(self)

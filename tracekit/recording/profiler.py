@@ -433,7 +433,7 @@ class Profiler(ProfilerBase):
         writer.end_batch(self._running_batch(), now_ns, timestamp)
         self._batch_start_ns = now_ns
         self._has_stepped = True
-        action = ProfilerAction.ACTIVE if self._schedule.whole is None else self._decide()
+        action = self._decide()
         self._window_open = self._window_open or finished in _ACTIVE
         if self._window_open and (finished is ProfilerAction.ACTIVE_AND_SAVE or action not in _ACTIVE):
             self._end_window(action, now_ns)

@@ -36,13 +36,6 @@ def steps(recorder: AutoRecorder) -> int:
     return int(profiler.timestamp.batch)
 
 
-def fetch(recorder: AutoRecorder) -> None:
-    """Do what the hook of a request for data does."""
-    if recorder.is_pending:
-        recorder.step()
-    recorder.fetched = True
-
-
 def optimize(recorder: AutoRecorder, *optimizers: object) -> None:
     for optimizer in optimizers:
         recorder.optimizer_starts(optimizer)
@@ -52,7 +45,7 @@ def optimize(recorder: AutoRecorder, *optimizers: object) -> None:
 def test_a_step_ends_with_the_next_request_for_data(recorder: AutoRecorder) -> None:
     optimizer = Optimizer()
     for number in range(3):
-        fetch(recorder)
+        recorder.fetching()
         assert steps(recorder) == number
         optimize(recorder, optimizer)
         assert steps(recorder) == number
@@ -62,9 +55,9 @@ def test_accumulated_batches_are_one_step(recorder: AutoRecorder) -> None:
     optimizer = Optimizer()
     for _ in range(3):
         for _ in range(4):
-            fetch(recorder)
+            recorder.fetching()
         optimize(recorder, optimizer)
-    fetch(recorder)
+    recorder.fetching()
     assert steps(recorder) == 3
 
 
@@ -73,9 +66,9 @@ def test_several_optimizers_are_one_step(recorder: AutoRecorder, fetches: bool) 
     first, second = Optimizer(), Optimizer()
     for _ in range(3):
         if fetches:
-            fetch(recorder)
+            recorder.fetching()
         optimize(recorder, first, second)
-    fetch(recorder)
+    recorder.fetching()
     assert steps(recorder) == 3
 
 
@@ -90,7 +83,7 @@ def test_steps_without_requests_end_with_the_optimizer(recorder: AutoRecorder) -
 def test_several_steps_for_one_request_are_all_counted(recorder: AutoRecorder) -> None:
     optimizer = Optimizer()
     for rounds in range(1, 4):
-        fetch(recorder)
+        recorder.fetching()
         for _ in range(4):
             optimize(recorder, optimizer)
         assert steps(recorder) == 4 * rounds
