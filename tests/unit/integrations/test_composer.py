@@ -279,6 +279,18 @@ def test_what_only_a_trainer_has_is_missing_with_a_reason_and_never_reaches_the_
     assert closed == []  # as in Composer: only where close did not fail
 
 
+def test_a_state_that_is_kept_knows_the_profiler_that_runs_now() -> None:
+    kept: list[Any] = []
+
+    class Keeps(TraceHandler):
+        def init(self, state: Any, logger: Any) -> None:
+            kept.append(state)
+
+    with tracekit.Profiler(Keeps(), rank=0) as profiler:  # it becomes the active one after `init`
+        assert kept[0].profiler is profiler
+    assert kept[0].profiler is None
+
+
 def test_what_init_raises_stops_the_profiler_from_starting() -> None:
     class NoFolder(TraceHandler):
         def init(self, state: Any, logger: Any) -> None:

@@ -102,9 +102,17 @@ class LoopState:
     def __init__(self, timestamp: Timestamp, run_name: str, real: Any = None) -> None:
         self.timestamp = timestamp
         self.run_name = run_name
-        self.profiler = getattr(real, "profiler", None) or active_profiler()
-        self.dataloader_len = getattr(real, "dataloader_len", None)
         self._real = real
+
+    @property
+    def profiler(self) -> Any:
+        """The profiler that records: that of the Trainer, else the active one of tracekit."""
+        return getattr(self._real, "profiler", None) or active_profiler()
+
+    @property
+    def dataloader_len(self) -> Any:
+        """The number of batches in an epoch, where it is known."""
+        return getattr(self._real, "dataloader_len", None)
 
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_real") is None:

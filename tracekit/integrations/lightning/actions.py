@@ -215,9 +215,10 @@ class ActionSlices:
             self._end(opened.pop(place))
             return
         # Raising would replace an exception on its way, and SimpleProfiler lets another thread stop an action.
-        known = [kind for name, kind in self._kinds() if name == action_name]
-        if self._strict and error is None and not any(kind.open or kind.was_cut for kind in known):
-            raise ValueError(f"the action {action_name!r} was stopped, and it was never started")
+        if self._strict and error is None:
+            known = [kind for name, kind in self._kinds() if name == action_name]
+            if not any(kind.open or kind.was_cut for kind in known):
+                raise ValueError(f"the action {action_name!r} was stopped, and it was never started")
         if not action_of(action_name).own:  # which begins before it listens
             self._warn(
                 "stop",

@@ -165,8 +165,17 @@ class _ProfilerHooks:
             replace(self.undo, profiler, name, value)
         for logger in loggers:
             for name in ("log_metrics", "save"):
-                profiled = profiler.profile(f"[Logger]{type(logger).__name__}.{name}")
-                replace(self.undo, logger, name, profiled(getattr(logger, name)))
+                action_name = f"[Logger]{type(logger).__name__}.{name}"
+                replace(self.undo, logger, name, _profiled(profiler, action_name, getattr(logger, name)))
+
+
+def _profiled(profiler: Any, action_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def profiled(*args: Any, **kwargs: Any) -> Any:
+        with profiler.profile(action_name):
+            return method(*args, **kwargs)
+
+    return profiled
 
 
 def record_workers(undo: ExitStack, trainer: Trainer, profiler: Profiler) -> None:
