@@ -66,6 +66,11 @@ def count_stages(sides: Sequence[StageCosts]) -> int:
     return len(set[str]().union(*(side.costs for side in sides)))
 
 
+def marker_of(stage: str) -> str:
+    """Return the name of the innermost marker of a stage."""
+    return stage.rpartition(" > ")[2]
+
+
 def find_causes(
     before: Sequence[StageCosts], after: StageCosts, correction: Correction, at_least: float
 ) -> tuple[list[Cause], set[str]]:
@@ -86,7 +91,7 @@ def find_causes(
         growth = _growth(name, before, after)
         mean_ns = fmean(growth.values())
         if any(name in side.meets for side in (*before, after)) and abs(cost_ns) < _PART * abs(mean_ns):
-            waiting.add(name.rpartition(" > ")[2])
+            waiting.add(marker_of(name))
         ranks = sorted(rank for rank, own in growth.items() if (own if longer else -own) >= _PART * abs(cost_ns))
         is_certain = change.chance <= 1 - correction.confidence and abs(cost_ns) >= at_least * length
         if is_certain and ranks and (cost_ns > 0) is longer:

@@ -10,7 +10,7 @@ from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
 from tracekit.explain.arrays import np
-from tracekit.explain.causes import count_stages, find_causes, stage_costs_of
+from tracekit.explain.causes import count_stages, find_causes, marker_of, stage_costs_of
 from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
 from tracekit.explain.noise import Correction
 from tracekit.explain.run import check_shares, open_run
@@ -153,7 +153,7 @@ def diff_traces(
         effect = change.ratio - 1 if change.share_of_step is None else change.share_of_step
         return change.chance <= 1 - sure and abs(effect) >= at_least
 
-    stages = [one.stage.rpartition(" > ")[2] for one in causes]
+    stages = [marker_of(one.stage) for one in causes]
 
     def by_cost(change: Change) -> tuple[bool, bool, bool, float, str]:
         cost = change.after_ns - change.before_ns if change.share_of_step is None else change.share_of_step

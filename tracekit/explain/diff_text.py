@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.diff_results import STEP
 from tracekit.explain.text import duration, section, shortened
-from tracekit.wording import counted, number_spans
+from tracekit.wording import counted, rank_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def _cause(cause: Cause, diff: TraceDiff) -> str:
     line = f"cause: {shortened(cause.stage)} takes {cost} {limits}"
     if len(cause.ranks) == cause.of_ranks:
         return f"{line} on all ranks"
-    who = f"{'rank' if len(cause.ranks) == 1 else 'ranks'} {number_spans(cause.ranks, dash=' to ', most=_MAX_SPANS)}"
+    who = rank_spans(cause.ranks, dash=" to ", most=_MAX_SPANS)
     waits = [one.name for one in (diff.slower if is_longer else diff.faster) if one.waiting]
     where = (
         f"; the others wait {'longer' if is_longer else 'less'} in {', '.join(map(shortened, waits))}" if waits else ""

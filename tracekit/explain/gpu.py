@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.arrays import np
 from tracekit.explain.results import Result
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tracekit.explain.arrays import Ints
+    from tracekit.explain.results import ResultT
     from tracekit.table.derived import RunDatabase
-
-_Row = TypeVar("_Row", bound=Result)
 
 _NEVER: Final = -(2**63)
 _PIECE: Final = 500_000  # activities of a GPU in memory
@@ -311,7 +310,7 @@ def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[t
     return time, sorted(gaps, key=itemgetter(0))[:most]
 
 
-def _structs(kind: type[_Row], table: RunDatabase, sql: str, *, args: bool = False) -> list[_Row]:
+def _structs(kind: type[ResultT], table: RunDatabase, sql: str, *, args: bool = False) -> list[ResultT]:
     """Return the rows of a query about activities, whose columns have the order of the fields."""
     fields, name = kind.fields(), f"gpu_{kind.__name__.lower()}"
     columns = ", ".join(f'"{field}"' for field in fields)  # one of them is a word of SQL

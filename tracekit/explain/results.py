@@ -24,7 +24,6 @@ _MAX_DEPTH: Final = 3
 _SENTENCES: Final = ("sentences", "notes", "warnings")
 _MAX_NS: Final = 10**17  # a larger value is a time since the epoch
 
-
 ResultT = TypeVar("ResultT", bound="Result")
 
 

@@ -72,7 +72,6 @@ class Run:
         database: The connection.
         facts: The facts of each file; see `EventTables.facts`.
         ranks: The ranks that have slices.
-        steps: The steps of all ranks.
         incomplete: True if something in the files cannot be read or counted.
     """
 
@@ -100,7 +99,6 @@ class Run:
             rank for (rank,) in database.run("SELECT DISTINCT coalesce(rank, -1) FROM ranks ORDER BY 1")
         ]
         self.incomplete = any(facts["account"]["damage"] or facts["unusable"] for facts in self.facts)
-        self.steps: RunSteps = steps_of_ranks(database, self.ranks)
 
     def keep(self, kind: type[ResultT], make: Callable[[], ResultT], *key: object) -> ResultT:
         """Return a result on a run, or find it in the cache if the run is large and has ended.
@@ -110,9 +108,16 @@ class Run:
             make: Returns the result.
             *key: Values other than the events that it depends on.
         """
+        if not self.database.keeps:
+            return make()
         names = [facts["path"] for facts in self.facts]
         document = self.database.keep((kind.__name__, names, self._notes, *key), lambda: encode_result(make()))
         return decode_result(document, kind)
+
+    @cached_property
+    def steps(self) -> RunSteps:
+        """The steps of all ranks."""
+        return steps_of_ranks(self.database, self.ranks)
 
     @cached_property
     def labels(self) -> list[tuple[str, str, str]]:

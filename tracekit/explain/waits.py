@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Waits:
     """Waiting in collectives."""
 
-    report: CollectiveReport | None  # None where fewer than two ranks have collectives
+    report: CollectiveReport | None  # None where no collective was found on two ranks or more
     late_ns: dict[int, list[float]]  # of each rank, its delay behind the median of the other members in each collective
     unmatched: list[str]  # why those of some ranks could not be matched, in words
 

@@ -71,15 +71,11 @@ class FileFacts:
     has_batches: bool = False  # true if the steps are batches that tracekit recorded
     has_given_steps: bool = False  # true if the steps are those of other files of the rank
     rows: dict[str, int] = field(default_factory=dict)  # the number of rows of each table
-    columns: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # the columns of each table that are not NULL in all rows
+    columns: dict[str, list[str]] = field(default_factory=dict)  # of each table, those that are not NULL in all rows
     damage: str = ""  # the damage, as a sentence; empty for none
     span: tuple[int | None, int | None] = None, None
     unusable: int = 0  # the number of events without a usable time
-    account: dict[str, Any] = field(
-        default_factory=dict
-    )  # the account of the file about itself; see `AccountCollector.result`
+    account: dict[str, Any] = field(default_factory=dict)  # what it says of itself; see `AccountCollector.result`
 
 
 def read_columns(

@@ -65,9 +65,8 @@ class RunDatabase(Database):
         def build(folder: Path) -> None:
             prepare()
             self.write_parquet(sql, folder / "table.parquet")
-            (folder / FACTS).write_text("{}", encoding="ascii")
 
-        if not self._source:
+        if not self.keeps:
             prepare()
             self.run(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql}")
             return
@@ -75,8 +74,13 @@ class RunDatabase(Database):
         self._keys[name] = folder.name
         self.run(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM {self.read_parquet([folder / 'table.parquet'])}")
 
+    @property
+    def keeps(self) -> bool:
+        """True if the cache keeps what is derived."""
+        return bool(self._source)
+
     def keep(self, key: Sequence[object], make: Callable[[], bytes]) -> bytes:
-        """Return a document on the events, or find it in the cache.
+        """Return a document on the events, or find it in the cache. Only for a connection that `keeps`.
 
         Args:
             key: Everything but the events and the code of tracekit that the document depends on.
@@ -88,18 +92,22 @@ class RunDatabase(Database):
 
         def build(folder: Path) -> None:
             (folder / _DOCUMENT).write_bytes(make())
-            (folder / FACTS).write_text("{}", encoding="ascii")
 
-        return (self._entry((_code_state(), *key), build) / _DOCUMENT).read_bytes() if self._source else make()
+        return (self._entry((_code_state(), *key), build) / _DOCUMENT).read_bytes()
 
     def _entry(self, parts: Sequence[object], build: Callable[[Path], None]) -> Path:
         """Return the folder of an entry of these events, which is built if it is not there."""
+
+        def fill(folder: Path) -> None:
+            build(folder)
+            (folder / FACTS).write_text("{}", encoding="ascii")
+
         key = hashlib.blake2b(repr((VERSION, self._source, *parts)).encode(), digest_size=20).hexdigest()
-        return self._cache.find(key) or self._cache.add(key, build)
+        return self._cache.find(key) or self._cache.add(key, fill)
 
 
 def _code_state() -> list[tuple[str, int]]:
     """Return the times of the modules that answer questions: a document must not survive a change of them."""
     package = Path(__file__).parents[1]
-    modules = (path for folder in ("explain", "table", "traces") for path in (package / folder).rglob("*.py"))
-    return sorted((str(path), path.stat().st_mtime_ns) for path in modules)
+    below = (path for folder in ("explain", "formats", "table", "traces") for path in (package / folder).rglob("*.py"))
+    return sorted((str(path), path.stat().st_mtime_ns) for path in (*package.glob("*.py"), *below))

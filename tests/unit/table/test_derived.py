@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import diff_traces, find_stragglers, summarize_traces
+from tracekit import diff_traces, find_stragglers, summarize_traces, wording
 from tracekit.cli import main
-from tracekit.explain import run_report
+from tracekit.explain import run_report, summary
 from tracekit.explain.run_report import report_run
+from tracekit.formats import merged_head
 from tracekit.table import tables
 from tracekit.table.cache import FOLDER_VARIABLE
 from tracekit.table.derived import RunDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+    from types import ModuleType
 
     from tracekit.explain.run import Run
     from tracekit.explain.run_report import RunReport
@@ -138,6 +141,27 @@ def test_report_is_kept_for_the_same_events_names_and_paths(
         os.rename(old, new)
     assert [file.file for file in report_run(renamed).summary.files] == renamed
     assert made == [traces, renamed]
+
+
+@pytest.mark.parametrize("module", [summary, merged_head, wording], ids=lambda module: module.__name__)
+def test_report_is_made_again_after_a_change_of_code_that_it_depends_on(
+    traces: list[str], monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    made: list[None] = []
+    make = run_report._report
+    monkeypatch.setattr(run_report, "_report", lambda run: (made.append(None), make(run))[1])
+    report_run(traces)
+    report_run(traces)
+    assert len(made) == 1
+    look = Path.stat
+
+    def changed(path: Path, **options: Any) -> Any:
+        state = look(path, **options)
+        return SimpleNamespace(st_mtime_ns=1) if path == Path(str(module.__file__)) else state
+
+    monkeypatch.setattr(Path, "stat", changed)
+    report_run(traces)
+    assert len(made) == 2
 
 
 def test_tables_that_depend_on_other_names_are_derived_again(
