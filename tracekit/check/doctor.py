@@ -176,9 +176,9 @@ def examine_clocks(clock: Clock = SYSTEM_CLOCK) -> Section:
         "boot_id": boot_id,
     }
     problems = {
-        "the monotonic clock is coarser than 10 µs: short slices will have no length": not 0
-        < (step_ns or 0)
-        <= _COARSE_NS,
+        "the monotonic clock is coarser than 10 µs: short slices will have no length": (
+            step_ns is None or step_ns > _COARSE_NS
+        ),
         "the monotonic clock has gone backwards: times of this machine cannot be trusted": back,
         "the wall clock has gone backwards just now: is it being set? see chronyc tracking": wall_back,
         "wall and monotonic clock cannot be compared better than to 0.1 ms: this machine is very busy, or its clock slow": (

@@ -34,7 +34,7 @@ typedef struct {
     Edit kept_ids[MAX_KEPT_IDS];         /* ids of arguments that are otherwise left out */
     unsigned char ts_decimals, dur_decimals; /* 4 for more than three */
     unsigned char dur_usable;
-    unsigned char odd; /* a field has a type that viewers do not expect: see `is_usual` in tracekit.formats.trace_event */
+    unsigned char odd; /* a field has a type that viewers do not expect */
     KnownPlace *known; /* the place of the event, if known */
 } Event;
 

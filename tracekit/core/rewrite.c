@@ -274,7 +274,7 @@ enum outcome note_entry(Rewriter *self, uint32_t number, const Entry *entry)
     return DONE;
 }
 
-/* The kind of work of an event on a GPU, as `work_of` in merge/titles.py; 0 for anything else. */
+/* The kind of work of an event on a GPU, as `work_of` in merge/plan/titles.py; 0 for anything else. */
 static unsigned char work_of(const Event *e)
 {
     enum { COMPUTE = 1, NCCL = 2, HOST_TO_DEVICE = 4, DEVICE_TO_HOST = 8, DEVICE_TO_DEVICE = 16, MEMSET = 32, SYNC = 64 };

@@ -12,7 +12,7 @@ typedef struct {
     size_t key;
     uint32_t pid_size, tid_size;
     unsigned char new_size;   /* of the new pid; a tid always has TID_SIZE characters */
-    unsigned char work;       /* the kinds of work seen there, as in merge/titles.py */
+    unsigned char work;       /* the kinds of work seen there, as in merge/plan/titles.py */
     char new_pid[24], new_tid[24];
     int32_t log;              /* number of its log of slices */
 } Track;

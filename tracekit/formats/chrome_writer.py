@@ -80,11 +80,9 @@ class ChromeEncoder:
                 lines.append(self._timestamp(timestamp, max(time_ns, since[0][0], 0) + shift))
         spans = _Spans(since)
         encoded = None if self._compiled is None else self._compiled.encode(records, batch, shift, spans)
-        if encoded is not None:
-            lines.append(encoded)
-            return b"".join(lines)
-        lines.append(self._encode_records(records, batch, shift, spans))
-        return b"".join(lines)
+        if encoded is None:
+            encoded = self._encode_records(records, batch, shift, spans)
+        return b"".join([*lines, encoded])
 
     def _encode_records(self, records: Sequence[Any], batch: EventBatch, shift: int, spans: _Spans) -> bytes:
         lines: list[bytes] = []

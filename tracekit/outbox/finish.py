@@ -112,7 +112,7 @@ def _deliver(request: Callable[[float], None], pace: Pace, tries: int, refusal: 
     """Make a request until it works, ``tries`` times at most. After a refusal, all further requests fail immediately."""
     if refusal is not None:
         raise refusal
-    for left in reversed(range(tries)):
+    for left in reversed(range(max(1, tries))):
         try:
             request(pace.answer_s)
         except (RefusedError, GoneError):

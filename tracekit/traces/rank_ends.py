@@ -237,7 +237,7 @@ def _read(path: str) -> tuple[list[str], bool]:
             if event.ph == "M" and raw_field(event.name) == _COMPANION:
                 companions += _companion(path, decode_dict(event.args))
             elif event.ph == "M":
-                ended = raw_field(event.name) == _SUMMARY
+                ended = True
     return companions, ended
 
 

@@ -75,9 +75,10 @@ class _LocalStore:
         self._confined = confined
 
     def entries(self) -> list[Entry]:
-        root = Path(self.root).resolve()
+        root = Path(self.root)
         if not root.is_dir():
             raise StorageError(f"{self.root}: no such folder")
+        root = root.resolve()
         found: list[Entry] = []
         # Breadth first: the limit must not be used up by one run.
         folders = deque([(self.root, 0)])

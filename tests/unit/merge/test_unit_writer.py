@@ -15,7 +15,7 @@ from tracekit import core
 from tracekit.cli import main
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
-from tracekit.merge.rewrite import unit as unit_writer
+from tracekit.merge.rewrite import unit
 from tracekit.merge.scan.input import FileStamp
 from tracekit.merge.write.pftrace_output import PacketEncoder
 
@@ -53,7 +53,7 @@ def results() -> Iterator[list[UnitResult]]:
     found: list[UnitResult] = []
 
     def noted(*args: Any, **options: Any) -> UnitResult:
-        found.append(unit_writer.write_unit(*args, **options))
+        found.append(unit.write_unit(*args, **options))
         return found[-1]
 
     with mock.patch("tracekit.merge.execute.executor.write_unit", noted):
@@ -70,7 +70,7 @@ def test_output_is_the_same_whether_it_is_held_or_patched_or_rewritten(
         assert [result.twice for result in results] == [False, False]
         assert all(result.moved for result in results)
         results.clear()
-        with mock.patch.object(unit_writer, "_HELD_BYTES", 0):
+        with mock.patch.object(unit, "_HELD_BYTES", 0):
             report = merge_traces(tmp_path / f"streamed.{name}", inputs)
         # Only a plain file can be patched.
         assert [result.twice for result in results] == [name != "out.json"] * 2
@@ -97,7 +97,7 @@ def test_slices_known_to_overlap_are_encoded_once(tmp_path: Path) -> None:
         merge_traces(tmp_path / "held.pftrace", [tmp_path / "rank0.json"])
         held = sum(sizes)
         sizes.clear()
-        with mock.patch.object(unit_writer, "_HELD_BYTES", 0):
+        with mock.patch.object(unit, "_HELD_BYTES", 0):
             assert merge_traces(tmp_path / "streamed.pftrace", [tmp_path / "rank0.json"]).written_twice == [0]
     assert sum(sizes) == held > 30_000
 
@@ -113,7 +113,7 @@ def test_verbose_report_names_ranks_that_were_written_twice_and_the_reason(
     reason: str | None,
 ) -> None:
     arguments = ["merge", "--workers", "1", "-f", "-o", str(tmp_path / name), *inputs]
-    with mock.patch.object(unit_writer, "_HELD_BYTES", 0):
+    with mock.patch.object(unit, "_HELD_BYTES", 0):
         assert main(arguments) == 0
         assert "written twice" not in capsys.readouterr().out
         assert main([*arguments, "--verbose"]) == 0

@@ -69,7 +69,7 @@ class EventChecks:
         self.by_tracekit = False
         self._add = findings.add
         self._tracks = Tracks(findings)
-        self._flows = Flows(findings, rank_of)
+        self._flows = _Flows(findings, rank_of)
 
     def check(self, number: int, event: Event) -> None:
         """Check an event; ``number`` counts from 1."""
@@ -310,7 +310,7 @@ class Tracks:
             self._add("perfetto-depth", first, message, count=too_deep)
 
 
-class Flows:
+class _Flows:
     """Looks for flows that are started twice.
 
     Flows without an end or a start are normal in torch.profiler's traces (kineto writes an ``f`` for every runtime call).

@@ -100,7 +100,7 @@ def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
         findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
         return findings.report(file)
     with reader:
-        return _check_trace(reader, findings, SchemaCheck(wanted=schema))
+        return _check_trace(reader, findings, _SchemaCheck(wanted=schema))
 
 
 def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
@@ -132,7 +132,7 @@ def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
     return file, is_trace
 
 
-def _check_trace(reader: TraceReader, findings: Findings, schema: SchemaCheck) -> ValidationReport:
+def _check_trace(reader: TraceReader, findings: Findings, schema: _SchemaCheck) -> ValidationReport:
     merged = MERGED_KEY in reader.header
     checks = EventChecks(findings, merged_ranks(reader.header) or {})
     number = 0
@@ -226,7 +226,7 @@ def shape(value: Any, key: str = "") -> Any:
     return ("list", *(shape(item) for item in value))
 
 
-class SchemaCheck:
+class _SchemaCheck:
     """Checks events against the event schema.
 
     Attributes:

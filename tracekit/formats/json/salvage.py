@@ -275,7 +275,7 @@ class SalvageStream(ByteStream):
 def _holds_text(packed: bytes) -> bool:
     # The magic of gzip also appears in packed data by chance; what follows it there unpacks to noise, if at all.
     try:
-        text = SalvageStream._new_inflater().decompress(packed, _TRIAL_BYTES)  # noqa: SLF001 - of this module
+        text = zlib.decompressobj(_GZIP_WBITS).decompress(packed, _TRIAL_BYTES)
     except zlib.error:
         return False
     return bool(text) and not _NO_TEXT.search(text)

@@ -317,7 +317,7 @@ def scan_value(text: bytes, at: int) -> tuple[int, bool]:
         return array("q", found)[1], True
     length = _FIRST_BYTES
     while True:
-        if length > _LARGE_BYTES and _is_cut(text, at):
+        if length == 4 * _LARGE_BYTES and _is_cut(text, at):  # once, when the value is known to be large
             return len(text), False
         part = text[at : at + length].decode("latin-1")
         try:

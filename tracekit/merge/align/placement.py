@@ -101,14 +101,14 @@ def place(
             maps.append(ClockMap.constant(0) if align == "none" else _map_of(domain, number))
             known.append(domain.absolute)
     base_ns, shifts, warps, warnings = _put(items, maps, known)
-    clocks = ClockDescriber(items, domains, reference, align, by_hand).clocks(domain_of, maps)
+    clocks = _ClockDescriber(items, domains, reference, align, by_hand).clocks(domain_of, maps)
     if align in _MEASURED:
         warnings += flags(clocks, domains, items)
     if read_all:
         from tracekit.merge.align.measure import CollectiveReader
 
         logs = CollectiveReader(items, domains).every_collective()
-    return Placement(base_ns, shifts, warps, clocks, domain_metadata(items, domains, maps), warnings, logs)
+    return Placement(base_ns, shifts, warps, clocks, _domain_metadata(items, domains, maps), warnings, logs)
 
 
 def _check(items: list[Input], align: str, by_hand: dict[int, int]) -> None:
@@ -186,7 +186,7 @@ _WORST_LAST: Final = (
 
 
 @dataclass(slots=True)
-class ClockDescriber:
+class _ClockDescriber:
     """Says for each rank what places it."""
 
     items: list[Input]
@@ -321,7 +321,7 @@ def unstated_clocks(items: Sequence[Input], clocks: Mapping[int, RankClock]) -> 
     return found
 
 
-def domain_metadata(items: list[Input], domains: list[ClockDomain], maps: list[ClockMap]) -> list[dict[str, Any]]:
+def _domain_metadata(items: list[Input], domains: list[ClockDomain], maps: list[ClockMap]) -> list[dict[str, Any]]:
     """Return how each boot's clock was placed, for a later merge."""
     stated: list[dict[str, Any]] = []
     for domain in domains:

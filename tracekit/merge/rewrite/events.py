@@ -110,7 +110,7 @@ class EventRewriter:
         self._name_frames = name_frames
         self.chosen = None if item.chosen is None else item.chosen.fresh()
         # For slices that names and categories cannot pair.
-        self._labels = iter(pair_labels(item)) if has_lanes(item) else None
+        self._labels = iter(_pair_labels(item)) if has_lanes(item) else None
 
     def note(self, run: list[Event]) -> None:
         """Take from events of a rank trace what they say about losses."""
@@ -380,7 +380,7 @@ def has_lanes(item: UnitInput) -> bool:
     return any(lane for known in item.source.processes.values() for _, lane in known.threads.values())
 
 
-def pair_labels(item: UnitInput) -> list[int]:
+def _pair_labels(item: UnitInput) -> list[int]:
     """Return a label for every ``B`` and ``E`` of a file, in its order; both halves of a slice have the same.
 
     Those of ranks that are not selected are not counted.

@@ -39,7 +39,7 @@ def is_loss(reason: str) -> bool:
     return reason not in _HARMLESS
 
 
-def drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
+def _drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
     """Return the report of events dropped for a reason."""
     return Drop(path, reason, count, offset_bytes, is_loss(reason))
 
@@ -82,8 +82,8 @@ class EventCounts:
         self.stack_frames.take(result.stack_frames)
         repaired = [Repair(path, found.kind, found.count, found.offset_bytes, found.detail) for found in result.repairs]
         repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(result.repaired.items())]
-        dropped = [drop_of(path, found.kind, found.count, found.offset_bytes) for found in result.drops]
-        dropped += [drop_of(path, reason, count) for reason, count in sorted(result.dropped.items())]
+        dropped = [_drop_of(path, found.kind, found.count, found.offset_bytes) for found in result.drops]
+        dropped += [_drop_of(path, reason, count) for reason, count in sorted(result.dropped.items())]
         left_out = [LeftOut(path, why, count) for why, count in sorted(result.left_out.items())]
         if repaired or dropped or left_out:
             self._findings[number] = repaired, dropped, left_out

@@ -129,7 +129,7 @@ class PacketEncoder:
     def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
         """Yield the names of the processes and threads, and the packets of all events but metadata."""
         yield self.encode(closing(names=False))
-        yield b"".join(sequence_packet(self._number, block(60, track)) for track in describe_tracks(processes))
+        yield b"".join(sequence_packet(self._number, block(60, track)) for track in _describe_tracks(processes))
         while True:
             with self._storage_errors():
                 piece = self._store.packets()
@@ -167,7 +167,7 @@ class PacketEncoder:
             raise StorageError(f"the scratch file in {self._folder} cannot be written or read: {error}") from error
 
 
-def describe_tracks(processes: Sequence[Process]) -> Iterator[bytes]:
+def _describe_tracks(processes: Sequence[Process]) -> Iterator[bytes]:
     """Yield a description of every process, group and thread, parents first. They may come before or after the events."""
     owners: dict[int, int] = {}  # the pid of the rank's own process
     for process in processes:

@@ -38,7 +38,7 @@ SLICE, FLOW, NEXT_FLOW, INSTANT, BEGIN, END, COUNTER = range(7)
 CATEGORIES, NAMES, KEYS, TEXTS = 1, 2, 3, 29
 """Tables of interned texts, by their field in ``InternedData``."""
 
-HASHED: Final = 1 << 63
+_HASHED: Final = 1 << 63
 """Tracks from here on are neither processes nor threads."""
 
 GROUPS, COUNTERS, ASYNC = 1 << 20, 1 << 21, 1 << 22
@@ -87,7 +87,7 @@ def uuid_of(*parts: bytes) -> int:
     found = 0xCBF29CE484222325
     for byte in b"\0".join(parts):
         found = (found ^ byte) * 0x100000001B3 & _MASK
-    return HASHED | found >> 1
+    return _HASHED | found >> 1
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class PacketStore:
             track = self._tracks[uuid] = _Track(len(self._tracks), uuid, process_uuid(pid))
         if kind == COUNTER:
             track.name, track.unit, category, name = name, category, b"", b""
-        elif uuid >= HASHED and start_ns < track.first_ns:
+        elif uuid >= _HASHED and start_ns < track.first_ns:
             # An async track has the name of what happens first on it.
             track.first_ns, track.name = start_ns, name
         title = self._title(CATEGORIES, 3, 22, category), self._title(NAMES, 10, 23, name)
@@ -267,13 +267,13 @@ class PacketStore:
         uuid, parent, name = track.uuid, track.parent, track.name
         if track.unit is not None:
             yield block(60, pftrace.counter_track(uuid, parent, name, unit=track.unit.decode(), order=COUNTERS))
-        elif uuid >= HASHED:
+        elif uuid >= _HASHED:
             yield block(60, pftrace.track(uuid, parent, name, order=ASYNC, merge=True))
         yield pftrace.begin_track(track.uuid)
 
     def _lane(self, track: _Track) -> ExternalSort:
         if track.lane is None:
-            is_async = track.uuid >= HASHED
+            is_async = track.uuid >= _HASHED
             parent, name = (track.parent, track.name) if is_async else (track.uuid, b"overlap")
             uuid = uuid_of(b"lane", b"%d" % track.uuid)
             track.lane = _Track(0, uuid, parent, name, items=ExternalSort(self._folder))
