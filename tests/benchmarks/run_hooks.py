@@ -72,7 +72,7 @@ def _interval(differences: Sequence[float]) -> Spread:
 
 
 def _measure(pairs: int) -> dict[str, Any]:
-    """Train in a process of its own. Return (without, recorded) in ns of each pair of blocks, by clock."""
+    """Train in a separate process. Return (without, recorded) in ns of each pair of blocks, by clock."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TRACEKIT_")}
     with tempfile.TemporaryDirectory() as folder:
         variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_MERGE": "0", "TRACEKIT_QUIET": "1", "TRACEKIT_FOLDER": folder}
