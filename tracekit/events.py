@@ -199,32 +199,35 @@ class Timestamps:
 
     So the recording path does not handle timestamps. The training thread appends, the writer thread forgets, and any thread
     may call `at`. Each step is one operation on a list, which is atomic under the interpreter lock.
+
+    Attributes:
+        log: Each timestamp with its first time, in order.
     """
 
-    __slots__ = ("_log",)
+    __slots__ = ("log",)
 
     def __init__(self, first: Timestamp, monotonic_ns: int = 0) -> None:
-        self._log: list[tuple[int, Timestamp]] = [(monotonic_ns, first)]
+        self.log: list[tuple[int, Timestamp]] = [(monotonic_ns, first)]
 
     def append(self, monotonic_ns: int, timestamp: Timestamp) -> None:
         """Make ``timestamp`` current from ``monotonic_ns`` on."""
-        self._log.append((monotonic_ns, timestamp))
+        self.log.append((monotonic_ns, timestamp))
 
     def at(self, monotonic_ns: int) -> Timestamp:
         """Return the timestamp that was current at a time. Callable from any thread."""
-        since_ns, newest = self._log[-1]
+        since_ns, newest = self.log[-1]
         if since_ns <= monotonic_ns:
             return newest
-        log = self._log.copy()  # the writer may forget the first ones meanwhile
+        log = self.log.copy()  # the writer may forget the first ones meanwhile
         return log[_index(log, monotonic_ns)][1]
 
     def since(self, monotonic_ns: int) -> list[tuple[int, Timestamp]]:
         """Return the timestamp at a time and all later ones, each with its first time."""
-        return self._log[_index(self._log, monotonic_ns) :]
+        return self.log[_index(self.log, monotonic_ns) :]
 
     def copy(self) -> Timestamps:
         """Return a copy of the present entries, for later lookups."""
-        (first_ns, first), *later = self._log.copy()
+        (first_ns, first), *later = self.log.copy()
         copied = Timestamps(first, first_ns)
         for monotonic_ns, timestamp in later:
             copied.append(monotonic_ns, timestamp)
@@ -232,7 +235,7 @@ class Timestamps:
 
     def forget_before(self, monotonic_ns: int) -> None:
         """Drop the entries that no event from ``monotonic_ns`` on needs."""
-        del self._log[: _index(self._log, monotonic_ns)]
+        del self.log[: _index(self.log, monotonic_ns)]
 
 
 def _index(log: list[tuple[int, Timestamp]], monotonic_ns: int) -> int:

@@ -125,6 +125,30 @@ class MarkerBase:
 class BufferBase:
     """The members of a buffer that each event needs; the base of `RecordBuffer`."""
 
+class BatchesBase:
+    """The members of `Batches` that each step needs; its base."""
+
+    buffer: Any
+    expected: list[Any]
+    has_begun: bool
+    is_plain: bool
+    is_posting: bool
+    is_recorded: bool
+    label: int
+    log: list[Any]
+    posted: Any
+    start_ns: int
+    timestamp: Any
+    track: int
+
+    def end_plain(self, samples: object, tokens: object, /) -> bool:
+        """End the batch and expect the next one, if ``is_plain`` allows it.
+
+        Returns:
+            False, and nothing has changed, if Python must do it: a count is not an int of at least 0, a sum has more than
+            64 bits, the buffer has no room, or the writer is late or posts start hooks.
+        """
+
 class ProfilerBase:
     """The members of a profiler for looking up a marker by its name; the base of `Profiler`."""
 

@@ -8,24 +8,13 @@
 
 #include <string.h>
 #include <structmember.h>
-#include <time.h>
 
-#include "records.h"
+#include "buffer.h"
 #include "types.h"
 
 /* As in marker_state.py: the states with methods here, and the values of a slot (`start`) that are not the start of a slice. */
 enum { IDLE = 1, RECORDING = 2, SHARED = 4 };
 enum { FREE = 0, STACKED = 2 };
-
-/* The members of a RecordBuffer that each event needs. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *records;
-    Records *packed; /* the same object, or NULL if it has another type */
-    PyObject *track_of_thread;
-    long long due_ns, lost_events, refused_values;
-    uint64_t serial; /* unique to this buffer during the life of the process */
-} BufferBase;
 
 /* The members of a Marker that each event needs. */
 typedef struct {
@@ -38,15 +27,9 @@ typedef struct {
     const PyMethodDef *bound_to[2];
 } MarkerBase;
 
-static PyTypeObject *buffer_type, *marker_type;
+PyTypeObject *buffer_type;
+static PyTypeObject *marker_type;
 static PyTypeObject *recording_class; /* the class of markers that have the methods below, a reference */
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* ---- The track of the current thread. ---- */
 

@@ -1,5 +1,6 @@
 /* tracekit.core._record: the hot path of recording in C. Pure Python does the same; see _record.pyi. */
 
+#include "batches.h"
 #include "encoder.h"
 #include "lookup.h"
 #include "marker.h"
@@ -30,7 +31,9 @@ static int prepare(PyObject *module)
     }
     if (add_type(module, "Encoder", &encoder_spec, NULL) < 0 || add_type(module, "Records", &records_spec, &records_type) < 0)
         return -1;
-    return add_marker_types(module) < 0 ? -1 : add_profiler_type(module);
+    if (add_marker_types(module) < 0 || add_batches_type(module) < 0)
+        return -1;
+    return add_profiler_type(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)prepare}, {0, NULL}};

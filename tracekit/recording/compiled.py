@@ -1,8 +1,8 @@
 """The connection between the recording classes and the compiled core.
 
-`MarkerBase`, `BufferBase` and `ProfilerBase` hold the attributes that every event needs. With the core they are C
-structs. `in_state` and `compiled_lookup` replace the frequent methods by C functions. The Python methods are the
-reference. They are used without the core, and with another clock.
+`MarkerBase`, `BufferBase`, `BatchesBase` and `ProfilerBase` hold the attributes that every event or step needs. With
+the core they are C structs. `in_state` and `compiled_lookup` replace the frequent methods by C functions. The Python
+methods are the reference. They are used without the core, and with another clock.
 """
 
 from __future__ import annotations
@@ -40,10 +40,32 @@ if TYPE_CHECKING or core.record is None:
 
         __slots__ = ("_by_name",)
 
+    class BatchesBase:
+        """The attributes of `Batches` that each step needs."""
+
+        __slots__ = (
+            "buffer",
+            "expected",
+            "has_begun",
+            "is_plain",
+            "is_posting",
+            "is_recorded",
+            "label",
+            "log",
+            "posted",
+            "start_ns",
+            "timestamp",
+            "track",
+        )
+
+        def end_plain(self, _samples: object, _tokens: object) -> bool:
+            """Return False: the core ends a batch here, with the clock of the core, if ``is_plain`` allows it."""
+            return False
+
 else:
     Sequence.register(core.record.Records)
     MarkerBase, BufferBase = core.record.MarkerBase, core.record.BufferBase
-    ProfilerBase = core.record.ProfilerBase
+    BatchesBase, ProfilerBase = core.record.BatchesBase, core.record.ProfilerBase
 
 
 def new_records() -> list[Any]:

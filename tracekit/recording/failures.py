@@ -17,14 +17,15 @@ _MAX_IN_A_ROW: Final = 10
 class Failures:
     """The failures of one profiler, in ``counts``, and the one that `raise_pending` raises, or None, as ``pending``.
 
-    Any thread may report; a count may be too low by one when two threads do.
+    ``is_strict`` says that ``TRACEKIT_STRICT`` asks to raise it. Any thread may report; a count may be too low by one when
+    two threads do.
     """
 
-    __slots__ = ("_strict", "counts", "pending")
+    __slots__ = ("counts", "is_strict", "pending")
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._strict = is_set("TRACEKIT_STRICT")
+        self.is_strict = is_set("TRACEKIT_STRICT")
         self.pending: TracekitError | None = None
 
     def report(self, who: str, error: BaseException) -> None:
@@ -32,7 +33,7 @@ class Failures:
         self.counts[who] += 1
         if self.counts[who] > 1:
             return
-        if self._strict and self.pending is None:
+        if self.is_strict and self.pending is None:
             self.pending = HandlerError(f"{who}: {type(error).__name__}: {error}")
             self.pending.__cause__ = error
         logger.warning(

@@ -13,13 +13,13 @@ from tracekit.arguments import resolve_path
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, TimeError
-from tracekit.events import Timestamps
 from tracekit.handlers.base import Recording, Summary
 from tracekit.naming import FileName
 from tracekit.recording.attached_markers import AttachedMarkers
+from tracekit.recording.batches import Batches
 from tracekit.recording.buffer import RecordBuffer
 from tracekit.recording.children import SHUTDOWN_TIMEOUT_S, ChildPlan, ChildRecording, SharedAction
-from tracekit.recording.compiled import ProfilerBase, compiled_lookup
+from tracekit.recording.compiled import ProfilerBase, compiled_lookup, is_core_clock
 from tracekit.recording.compiling import pass_over_profilers
 from tracekit.recording.end_report import report_end
 from tracekit.recording.failures import Failures
@@ -173,7 +173,6 @@ class Profiler(ProfilerBase):
         self._handlers = list(options.trace_handlers)
         self._failures = Failures()
         self._sources = SourceGroup(options.sources, self._failures.report)
-        self._timestamp = timestamp or Timestamp()
         self._schedule = CurrentSchedule(schedule)
         on_demand = self._schedule.on_demand
         if on_demand is not None:
@@ -185,6 +184,7 @@ class Profiler(ProfilerBase):
         self._termination: Termination | None = None
         self._clock = clock
         self._buffer = RecordBuffer()
+        self._batches = Batches(self._buffer, timestamp or Timestamp())
         self._markers = MarkerTable()
         self._attached = AttachedMarkers(self._buffer, clock.monotonic_ns)
         self._by_name: dict[str, Marker] = {}
@@ -195,11 +195,7 @@ class Profiler(ProfilerBase):
         self._shared_action: SharedAction | None = None
         self._writer: Writer | None = None
         self._timeline: Timeline | None = None
-        self._timestamps = Timestamps(self._timestamp)
-        self._batch_start_ns = 0
-        self._has_stepped = False
-        self._batch_label = self._buffer.label("batch", ("training loop",))
-        self._batch_track = self._buffer.new_track("training loop")
+        self._has_stepped = self._may_be_plain = False
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -228,29 +224,26 @@ class Profiler(ProfilerBase):
         self._process = options.process or detect_process(**options.identity)
         if privacy.is_wanted(options.private) and not self._process.private:
             self._process = privacy.anonymous(self._process, options.run_id)
-        first_action = self._schedule.check(self._timestamp)
+        first_action = self._schedule.check(self.timestamp)
         self._sources.check(self)
         self._timeline = timeline = Timeline(self._clock)
-        self._timestamps = Timestamps(self._timestamp, timeline.anchor.monotonic_ns)
         writer = Writer(
             self._buffer,
             self._handlers,
             timeline,
-            self._timestamps,
+            self._batches,
             self._attached.open_slices,
-            self._running_batch,
-            self._batch_track,
             self._failures,
             options.flush_interval,
             limit_events=options.max_buffered_events,
             limit_bytes=options.max_buffered_bytes,
             on_full=options.on_full,
         )
-        writer.open(Recording(self._process, timeline.anchor, self._timestamp, options.counts))
-        self._batch_start_ns = self._clock.monotonic_ns()
+        writer.open(Recording(self._process, timeline.anchor, self.timestamp, options.counts))
+        self._batches.restart(self.timestamp, timeline.anchor.monotonic_ns, self._clock.monotonic_ns())
         self._state = "started"
         inline = [handler for handler in self._handlers if handler.inline]
-        self._attached.observer = observer_of(inline, self._timestamps, timeline, self._failures)
+        self._attached.observer = observer_of(inline, self._batches.timestamps, timeline, self._failures)
         self._writer = writer
         writer.start()
         activate(self)
@@ -261,7 +254,14 @@ class Profiler(ProfilerBase):
         self._attached.pass_to(self._action)
         self._begin_batch(first_action or self._decide())
         self._sources.open(self, self._action)
-        self._expect_start(self._batch_start_ns, new_epoch=True)
+        self._batches.expect_start(self._batches.start_ns, new_epoch=True)
+        # No source and no schedule hears of a step, and no failure is raised there.
+        self._may_be_plain = (
+            self._schedule.whole is None
+            and not self._sources.stepped
+            and not self._failures.is_strict
+            and is_core_clock(self._clock.monotonic_ns)
+        )
 
     def stop(self) -> None:
         """Save an open window, deliver all events, close the handlers, and stop recording. A second call does nothing.
@@ -274,10 +274,11 @@ class Profiler(ProfilerBase):
         if self._state != "started" or self._writer is None:
             return
         self._state = "stopped"
+        self._batches.is_plain = False
         if self._shared_action is not None:
             self._shared_action.close()
         if ended_by is None and self._has_empty_window():
-            self._writer.expect_no_start()  # no slice of a source begins the batch that did not come
+            self._batches.expect_no_start()  # no slice of a source begins the batch that did not come
             # The schedule opened a window for a batch that did not come. Discard the window.
             self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
         self._sources.close()
@@ -308,6 +309,7 @@ class Profiler(ProfilerBase):
         """
         if self._state == "started":
             self._state = "stopped"
+            self._batches.is_plain = False
             self._attached.pass_to(None)
         if self._writer is not None:
             self._writer.close(timeout_s)
@@ -346,7 +348,7 @@ class Profiler(ProfilerBase):
     @property
     def timestamp(self) -> Timestamp:
         """The current training time."""
-        return self._timestamp
+        return self._batches.timestamp
 
     @property
     def counts(self) -> str:
@@ -395,13 +397,14 @@ class Profiler(ProfilerBase):
         A schedule of tracekit also counts from there. The running batch begins now, because the time before was not
         training. An open recording window stays open.
         """
-        self._timestamp = timestamp
         self._schedule.resume_at(timestamp)
-        if self._state == "started":
-            self._batch_start_ns = self._clock.monotonic_ns()
-            self._timestamps.append(self._batch_start_ns, timestamp)
-            self._renew_start(self._batch_start_ns)
-            self._change_to(self._decide())
+        if self._state != "started":
+            self._batches.timestamp = timestamp
+            return
+        self._batches.start_ns = now_ns = self._clock.monotonic_ns()
+        self._batches.move_to(timestamp, now_ns)
+        self._renew_start(now_ns)
+        self._change_to(self._decide())
 
     def step(self, samples: int = 0, tokens: int = 0, duration: timedelta | None = None) -> None:
         """End the batch and begin the next one. Call it once at the end of each batch.
@@ -415,23 +418,25 @@ class Profiler(ProfilerBase):
             duration: Duration of the batch as measured by the loop (Composer excludes evaluation). None means the time
                 since the last `step`. Only the `Timestamp` uses it; slices do not change.
         """
-        writer = self._writer if self._state == "started" else None
+        batches = self._batches
+        if duration is None and batches.end_plain(samples, tokens):
+            return
+        started = self._state == "started"
         now_ns = self._clock.monotonic_ns()
-        took_us = 0 if writer is None else (now_ns - self._batch_start_ns) // 1000
+        took_us = (now_ns - batches.start_ns) // 1000 if started else 0
         try:
             if duration is None:
-                timestamp = self._timestamp.after_batch(samples, tokens, took_us)
+                timestamp = batches.timestamp.after_batch(samples, tokens, took_us)
             else:
-                timestamp = self._timestamp.to_next_batch(samples, tokens, duration)
+                timestamp = batches.timestamp.to_next_batch(samples, tokens, duration)
         except TimeError as error:  # an invalid count must not end a run
             self.report_failure("step", error)
-            timestamp = self._timestamp.after_batch(0, 0, took_us)
-        self._timestamp = timestamp
-        if writer is None:
+            timestamp = batches.timestamp.after_batch(0, 0, took_us)
+        if not started:
+            batches.timestamp = timestamp
             return
         finished = self._action
-        writer.end_batch(self._running_batch(), now_ns, timestamp)
-        self._batch_start_ns = now_ns
+        batches.end(timestamp, now_ns)
         self._has_stepped = True
         action = self._decide()
         self._window_open = self._window_open or finished in _ACTIVE
@@ -440,7 +445,8 @@ class Profiler(ProfilerBase):
         elif self._sources.stepped or action is not finished:
             self._pass_to(finished, action)
         # A slice that a source records when its window ends, on this thread, does not begin the batch.
-        writer.expect_start(self._clock.monotonic_ns() if self._sources.members else now_ns, ("batch_start", timestamp))
+        batches.expect_start(self._clock.monotonic_ns() if self._sources.members else now_ns)
+        batches.is_plain = self._may_be_plain and self._window_open
         if now_ns > self._buffer.due_ns:
             self._buffer.look_after(now_ns)
         if self._failures.pending is not None:
@@ -453,25 +459,14 @@ class Profiler(ProfilerBase):
         the latest at `step`. The handlers' hooks ``epoch_start`` and ``batch_start`` are called then. They are not
         called for a batch that never begins.
         """
-        if self._writer is not None and self._state == "started":
-            self._writer.begin()
-
-    def _running_batch(self) -> tuple[int, int, int] | None:
-        """Return (label, start, track) of the slice that the end of the running batch will record, or None."""
-        if not self._options.record_batches or self._action is ProfilerAction.SKIP:
-            return None
-        return self._batch_label, self._batch_start_ns, self._batch_track
-
-    def _expect_start(self, since_ns: int, *, new_epoch: bool = False) -> None:
-        if self._writer is not None:
-            epoch = (("epoch_start", self._timestamp),) if new_epoch else ()
-            self._writer.expect_start(since_ns, *epoch, ("batch_start", self._timestamp))
+        if self._state == "started":
+            self._batches.begin()
 
     def _renew_start(self, since_ns: int) -> None:
         """Expect the start of the same batch from a later time on, if it has not begun."""
-        calls = () if self._writer is None else self._writer.expect_no_start()
+        calls = self._batches.expect_no_start()
         if calls:
-            self._expect_start(since_ns, new_epoch=len(calls) > 1)
+            self._batches.expect_start(since_ns, new_epoch=len(calls) > 1)
 
     def _has_empty_window(self) -> bool:
         """Return True if a window is open but none of its batches has begun. A run without any `step` is one batch."""
@@ -479,26 +474,22 @@ class Profiler(ProfilerBase):
             return False
         return self._action in _ACTIVE and not self._window_open and not self._writer.has_begun(_LOOK_S)
 
-    def _hold_start(self) -> tuple[tuple[str, Timestamp], ...]:
-        return () if self._writer is None else self._writer.expect_no_start(own=True)
-
     def restart_batch(self) -> None:
         """Begin the running batch again now, because the time before was not training (a setup, an evaluation).
 
         Its slice and its duration in the `Timestamp` then exclude that time.
         """
-        self._batch_start_ns = self._clock.monotonic_ns()
-        self._renew_start(self._batch_start_ns)
+        self._batches.start_ns = now_ns = self._clock.monotonic_ns()
+        self._renew_start(now_ns)
 
     def next_epoch(self) -> None:
         """Begin the next epoch. Call it after the last `step` of each epoch."""
         now_ns = self._next("to_next_epoch")
         if now_ns is None:
             return
-        assert self._writer is not None, "a profiler that was started has one"
-        not_begun = self._writer.expect_no_start()
+        not_begun = self._batches.expect_no_start()
         if len(not_begun) < 2:  # two calls: the epoch had no batch, so `epoch_start` was not called either
-            self._post("epoch_end", self._timestamp, at_ns=now_ns)
+            self._post("epoch_end", self.timestamp, at_ns=now_ns)
         ends_window = self._window_open and self._schedule.ends_with_epoch
         action = self._decide()
         if ends_window:
@@ -506,7 +497,7 @@ class Profiler(ProfilerBase):
         else:
             # The last step asked the schedule for a batch that did not come. The first batch of this epoch replaces it.
             self._change_to(action)
-        self._expect_start(self._clock.monotonic_ns() if self._sources.members else now_ns, new_epoch=True)
+        self._batches.expect_start(self._clock.monotonic_ns() if self._sources.members else now_ns, new_epoch=True)
 
     def next_iteration(self) -> None:
         """Begin the next iteration, in runs that group epochs into iterations (such as PPO)."""
@@ -526,13 +517,15 @@ class Profiler(ProfilerBase):
         """
         with suppress(TypeError):
             length = len(iterable)  # type: ignore[arg-type]
-            if self._schedule.learn_epoch_length(length, self._timestamp) and self._state == "started":
+            if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
                 self._change_to(self._decide())
         marker = self.marker(name, categories)
         iterator: Iterator[T] | None = None
         with ExitStack() as starting:
             while True:
-                held = self._hold_start()  # a request for a value that does not come must not begin a batch
+                held = self._batches.expect_no_start(
+                    own=True
+                )  # a request for a value that does not come must not begin a batch
                 with marker:
                     if iterator is None:
                         # Keep it until the first value: a loader with a generator as ``__iter__`` starts its workers
@@ -548,33 +541,34 @@ class Profiler(ProfilerBase):
                     finally:
                         starting.close()
                         if held:
-                            self._expect_start(self._clock.monotonic_ns(), new_epoch=len(held) > 1)
+                            self._batches.expect_start(self._clock.monotonic_ns(), new_epoch=len(held) > 1)
                 now_ns = self._clock.monotonic_ns()
-                if begun and self._writer is not None:
-                    self._writer.post_start(begun, now_ns)
+                if begun:
+                    self._batches.post_start(begun, now_ns)
                 yield value
 
     def _next(self, transition: str) -> int | None:
         now_ns = self._clock.monotonic_ns()
-        self._timestamp = getattr(self._timestamp, transition)()
+        timestamp = getattr(self.timestamp, transition)()
         if self._state != "started":
+            self._batches.timestamp = timestamp
             return None
-        self._timestamps.append(now_ns, self._timestamp)
+        self._batches.move_to(timestamp, now_ns)
         return now_ns
 
     def _decide(self) -> ProfilerAction:
         """Return the schedule's action for the next batch."""
         try:
-            return self._schedule.action(self._timestamp)
+            return self._schedule.action(self.timestamp)
         except Exception as error:  # noqa: BLE001 - a user's function; its failure must not stop training
             self.report_failure("schedule", error)
             return ProfilerAction.SKIP
 
     def _end_window(self, action: ProfilerAction, now_ns: int) -> None:
-        self._window_open = False
+        self._window_open = self._batches.is_plain = False
         self._pass_to(ProfilerAction.ACTIVE_AND_SAVE, action)
         if self._writer is not None and self._timeline is not None:
-            self._writer.post("window_end", self._timestamp, self._timeline.wall_ns(now_ns), cut_ns=now_ns)
+            self._writer.post("window_end", self.timestamp, self._timeline.wall_ns(now_ns), cut_ns=now_ns)
 
     def _pass_to(self, finished: ProfilerAction, action: ProfilerAction) -> None:
         if action is not self._action:
@@ -588,6 +582,7 @@ class Profiler(ProfilerBase):
     def _begin_batch(self, action: ProfilerAction) -> None:
         if action is not self._action:
             self._action = action
+            self._batches.is_recorded = self._options.record_batches and action is not ProfilerAction.SKIP
             if self._shared_action is not None:
                 self._shared_action.set(action)
             self._attached.pass_to(action)
@@ -680,7 +675,7 @@ class Profiler(ProfilerBase):
             process=self._process,
             handlers=tuple(factory for factory in factories if factory is not None),
             options={
-                "timestamp": self._timestamp,
+                "timestamp": self.timestamp,
                 "counts": options.counts,
                 "flush_interval": options.flush_interval,
                 "max_buffered_events": options.max_buffered_events,
@@ -701,7 +696,7 @@ class Profiler(ProfilerBase):
 
     def format_path(self, template: str) -> str:
         """Fill in a file-name template for this process and the current training time."""
-        return FileName(template).format(self.process, self._timestamp)
+        return FileName(template).format(self.process, self.timestamp)
 
     def record_chrome_json_trace_file(self, filepath: str) -> None:
         """Pass the path of a complete Chrome JSON trace of this process to every trace handler."""
@@ -723,6 +718,7 @@ class Profiler(ProfilerBase):
         """Forget the parent's recording in a forked child."""
         if self._state == "started":
             self._state = "forked"
+            self._batches.is_plain = False
             self._attached.abandon_in_child()
             inherit(self._markers)
             if self._writer is not None:

@@ -14,7 +14,6 @@ from tracekit.events import (
     INSTANT,
     WIDTH,
     EventBatch,
-    Timestamps,
     count_kinds,
     has_start,
     size_bytes,
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Timeline
     from tracekit.handlers.base import Recording, TraceHandler
+    from tracekit.recording.batches import Batches
     from tracekit.recording.buffer import RecordBuffer
     from tracekit.recording.failures import Failures
-    from tracekit.timestamp import Timestamp
 
 # Number of cuts per flush interval. Several short bursts of work disturb a training step less than a long one, because
 # a thread that waits for the GIL waits at most 5 ms of each burst (`sys.getswitchinterval`).
@@ -76,8 +75,7 @@ class Writer:
     `look_after`.
 
     The buffer (with the records that the writer is processing) and each handler get an equal share of the limits, so
-    that a handler that blocks does not use the share of another one. ``running_batch`` returns the slice that
-    `Profiler.step` will record at the end of the running batch, or None; ``loop_track`` is the track of these slices.
+    that a handler that blocks does not use the share of another one.
     """
 
     def __init__(
@@ -85,10 +83,8 @@ class Writer:
         buffer: RecordBuffer,
         handlers: Sequence[TraceHandler],
         timeline: Timeline,
-        timestamps: Timestamps,
+        batches: Batches,
         open_slices: Callable[[], list[OpenSlice]],
-        running_batch: Callable[[], OpenSlice | None],
-        loop_track: int,
         failures: Failures,
         interval_s: float,
         *,
@@ -100,10 +96,8 @@ class Writer:
         self._counter_values = CounterValues()
         self._buffer = buffer
         self._timeline = timeline
-        self._timestamps = timestamps
+        self._batches = batches
         self._open_slices = open_slices
-        self._running_batch = running_batch
-        self._has_begun = False  # True if the running batch has begun and its slice is not recorded yet
         self._told: OpenSlice | None = None  # the running batch that the handler threads received last
         self._failures = failures
         self._interval_s = interval_s
@@ -111,18 +105,14 @@ class Writer:
         queues = 1 + sum(not handler.inline for handler in handlers)
         limit_events, limit_bytes = max(1, limit_events // queues), max(1, limit_bytes // queues)
         self._backlog = min(_BACKLOG, limit_events)
-        options = {"limit_events": limit_events, "limit_bytes": limit_bytes, "loop_track": loop_track}
+        options = {"limit_events": limit_events, "limit_bytes": limit_bytes, "loop_track": batches.track}
         self._handler_threads = [
             HandlerThread(handler, failures, self.summary, **options, on_full=on_full) for handler in handlers
         ]
         buffer.limit(limit_events, limit_bytes, self.wait_for_room if on_full == "block" else None)
         self._lanes = Lanes(buffer)
         self._carry: list[Any] = []  # records after the last cut, taken from the buffer
-        self._posted: deque[tuple[int | None, int | None, str, tuple[Any, ...]]] = deque()
-        self._expected: list[tuple[int, int, tuple[tuple[str, Timestamp], ...]]] = []  # at most one
-        # Ensures that a start hook is posted before the hooks that follow it. Re-entrant, for signal handlers. The
-        # writer never waits for it, because Ctrl-C may come while the training thread holds it.
-        self._expected_lock = threading.RLock()
+        self._posted = batches.posted
         self._hooks: list[tuple[Any, ...]] = []  # (time, method, arguments) from `_posted`, to post after a cut
         self._cut_ns = 0  # the last cut
         self._wanted: deque[_Request] = deque()
@@ -183,65 +173,16 @@ class Writer:
         if cut_ns is not None:
             self._wake.set()
 
-    def expect_start(self, since_ns: int, *calls: tuple[str, Timestamp]) -> None:
-        """Set the hooks to call when the batch begins: at the first event of this thread since a time, or at `begin`.
-
-        The writer detects that event when it delivers it, so this costs the recording thread nothing.
-        """
-        self._expected.append((since_ns, threading.get_ident(), calls))
-
-    def begin(self) -> None:
-        """Call the hooks of `expect_start`, if they were not called yet."""
-        with self._expected_lock:
-            if self._expected:
-                self.post_start(self._expected.pop()[2])
-
-    def post_start(self, calls: tuple[tuple[str, Timestamp], ...], at_ns: int | None = None) -> None:
-        """Queue the start hooks of a batch, and deliver its slice as running from now on.
-
-        Without a time they come directly after the previous hook, which is the end of the last batch, and before
-        every event of the batch.
-        """
-        for method, timestamp in calls:
-            self._posted.append((None, at_ns, method, (timestamp,)))
-        self._has_begun = True
-
-    def end_batch(self, finished: OpenSlice | None, now_ns: int, timestamp: Timestamp) -> None:
-        """End the running batch: record its slice, and queue ``batch_end``.
-
-        Args:
-            finished: The slice; None records none.
-            now_ns: Monotonic time of the end.
-            timestamp: The training time from now on.
-        """
-        if self._expected:
-            with self._expected_lock:
-                if self._expected:  # `begin`, in place: this runs for each step
-                    for method, started in self._expected.pop()[2]:
-                        self._posted.append((None, None, method, (started,)))
-        self._has_begun = False  # before the slice is recorded
-        if finished is not None:
-            label, start_ns, track = finished
-            self._buffer.add(label, start_ns, now_ns, track)
-        self._timestamps.append(now_ns, timestamp)
-        self._posted.append((None, now_ns, "batch_end", (timestamp,)))
-
-    def expect_no_start(self, *, own: bool = False) -> tuple[tuple[str, Timestamp], ...]:
-        """Cancel `expect_start`, or only a call of it on this thread (``own``). Return the calls that were not made."""
-        with self._expected_lock:
-            if not self._expected or (own and self._expected[-1][1] != threading.get_ident()):
-                return ()
-            return self._expected.pop()[2]
-
     @outside_step
     def has_begun(self, timeout_s: float) -> bool:
         """Return True if the batch has begun, or if the writer does not answer in time."""
-        if self._expected and self._thread.is_alive() and not self._is_mine():
+        expected = self._batches.expected
+        if expected and self._thread.is_alive() and not self._is_mine():
             request = _Request(everything=False)
             self._wanted.append(request)
             self._wake.set()
-            return not request.cut.wait(timeout_s) or not self._expected
-        return not self._expected
+            return not request.cut.wait(timeout_s) or not expected
+        return not expected
 
     @outside_step
     def flush(self, timeout_s: float) -> bool:
@@ -473,8 +414,9 @@ class Writer:
         Return True if it cut at such an end: the call posted with that end must come before any later event.
         """
         buffer = self._buffer
-        running = self._running_batch()
-        running = running if self._has_begun else None  # tested last: a new batch has not begun yet
+        batch_start_ns = self._batches.start_ns  # before its record can be taken
+        running = self._batches.running()
+        running = running if self._batches.has_begun else None  # tested last: a new batch has not begun yet
         # The order of these steps matters. Records in front of `before` were appended before the cut, so their times
         # are before it. A slice that was open at the cut is still open in `opened`, or is among the records after
         # `before`.
@@ -507,31 +449,32 @@ class Writer:
         self._slices += self._lanes.left - left
         if records or running not in (None, self._told):
             self._told = running
-            tables = (self._buffer.labels, self._buffer.tracks, self._timestamps.copy())
+            tables = (self._buffer.labels, self._buffer.tracks, self._batches.timestamps.copy())
             batch = EventBatch(records, *tables, offset_ns=self._timeline.offset_ns, cut_ns=cut, running=running)
             for thread in self._handler_threads:
                 thread.post_events(batch)
         self._in_hand = 0
         self._hold_carry()
         self._cut_ns = cut
-        self._timestamps.forget_before(min([cut, *self._carry[1::WIDTH]]))
+        self._batches.timestamps.forget_before(min([cut, batch_start_ns, *self._carry[1::WIDTH]]))
         return bool(ends)
 
     def _begin_expected(self, records: list[Any], opened: list[OpenSlice]) -> OpenSlice | None:
         """Post the start hooks of the expected batch if its first event is in the records. Then return its slice."""
-        if not self._expected or not self._expected_lock.acquire(blocking=False):
+        batches = self._batches
+        if not batches.expected:
             return None
-        try:
-            for since_ns, ident, calls in self._expected.copy():
+        with batches.posting() as may_post:
+            expected = batches.expected.copy() if may_post else []
+            for since_ns, ident, calls in expected:
                 track = self._buffer.track_of_thread.get(ident, -1)
                 if any(slice_[1] >= since_ns and slice_[2] == track for slice_ in opened) or has_start(
                     records, since_ns, track
                 ):
-                    self._expected.clear()
-                    self.post_start(calls)
-                    return self._running_batch()
-        finally:
-            self._expected_lock.release()
+                    batches.expected.clear()
+                    batches.post_start(calls)
+                    running: OpenSlice | None = batches.running()
+                    return running
         return None
 
     def _hold_carry(self) -> None:

@@ -28,6 +28,7 @@ from tracekit import (
     cyclic_schedule,
 )
 from tracekit.events import INSTANT, WIDTH, EventBatch, Instant, Label, Timestamps, Track
+from tracekit.recording.batches import Batches
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import Failures
 from tracekit.recording.handler_thread import BEYOND_EVENTS, HandlerThread
@@ -658,7 +659,9 @@ def test_window_end_comes_after_all_events_of_the_window_and_before_later_ones()
     assert order == expected
 
 
-def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_it() -> None:
+def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class TakesBatches(TraceHandler):
         def process_events(self, batch: EventBatch) -> None:
             order.extend(event.label.name for event in batch if isinstance(event, Instant))
@@ -672,15 +675,14 @@ def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_
     with one:
         writer = one._writer
         assert writer is not None
-        running_batch = writer._running_batch
 
-        def held() -> Any:
-            writer._running_batch = running_batch
+        def held(batches: Batches) -> Any:
+            monkeypatch.undo()
             cutting.set()
             assert recorded.wait(100)
-            return running_batch()
+            return batches.running()
 
-        writer._running_batch = held  # the writer asks when it has looked at what was posted
+        monkeypatch.setattr(Batches, "running", held)  # the writer asks when it has looked at what was posted
         writer._wake.set()
         assert cutting.wait(100)
         for number in range(3):
@@ -1453,7 +1455,7 @@ def test_the_writer_never_waits_for_a_thread_that_was_interrupted_while_it_began
     handler = InOrder()
     with profiler(handler, record_batches=False) as one:
         assert one._writer is not None
-        with one._writer._expected_lock:  # as a signal handler finds it, or Ctrl-C leaves it
+        with one._batches._lock:  # as a signal handler finds it, or Ctrl-C leaves it
             one.marker("work").instant()
             assert one.flush(60.0)  # a hang guard
             one.step()
