@@ -735,18 +735,3 @@ def test_every_with_that_will_end_a_slice_is_counted_also_after_the_marker_chang
                 assert_counted(4)
             assert_counted(3)
         assert_counted(0)
-
-
-def test_recording_causes_no_garbage_collection(run: Run) -> None:
-    marker = run.profiler.marker("a")
-    collections: list[int] = []
-    gc.collect()
-    gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
-    try:
-        for _ in range(20_000):
-            with marker:
-                pass
-            marker.instant()
-    finally:
-        gc.callbacks.pop()
-    assert collections == []
