@@ -46,13 +46,6 @@ def tracked_files() -> list[Path]:
     return [path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_the_forbidden_words_are_found_and_others_are_not() -> None:
-    for word in ("see /work" + "/main", "index-url https://download.pytorch" + ".org/whl", '"/root' + '/x"'):
-        assert FORBIDDEN.search(word), word
-    for word in ("frame/work/ers", "s3://bucket/work/x", "a root/folder", "the Python Package Index", "{path}/work/"):
-        assert not FORBIDDEN.search(word), word
-
-
 def test_no_file_names_a_machine_or_a_registry() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"

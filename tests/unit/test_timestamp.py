@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from datetime import timedelta
 
 import pytest
@@ -65,10 +64,6 @@ def test_a_counter_is_a_time_of_its_unit_and_takes_a_number_a_time_or_a_string(n
         field = getattr(Timestamp(**{name: value}), name)
         assert isinstance(field, Time)
         assert (field.value, field.unit) == (7, unit)
-
-
-def test_everything_is_zero_at_the_start() -> None:
-    assert plain(Timestamp()) == dict.fromkeys(COUNTERS, 0) | dict.fromkeys(WALL_CLOCKS, ZERO)
 
 
 @pytest.mark.parametrize("name", COUNTERS)
@@ -165,34 +160,18 @@ def test_the_tokens_of_the_next_epoch_are_added_to_the_tokens_of_the_iteration_o
     # Composer documents the argument and raises TypeError when it is used.
     assert plain(full().to_next_epoch(tokens=30)) == plain(full().to_next_epoch()) | {"token_in_iteration": 107 + 30}
     assert full().to_next_epoch(30, SECOND) == full().to_next_epoch(tokens="30tok", duration=SECOND)
-
-
-def test_a_timedelta_as_first_argument_of_the_next_epoch_is_the_duration_as_in_composer() -> None:
-    assert full().to_next_epoch(SECOND) == full().to_next_epoch(duration=SECOND)
+    assert full().to_next_epoch(SECOND) == full().to_next_epoch(duration=SECOND)  # as in Composer
     with pytest.raises(TimeError, match="two durations"):
         full().to_next_epoch(SECOND, SECOND)
 
 
-def test_a_transition_leaves_the_old_timestamp_alone() -> None:
-    timestamp = full()
-    timestamp.to_next_batch(1, 2, SECOND)
-    timestamp.to_next_epoch(3, SECOND)
-    timestamp.to_next_iteration(SECOND)
-    assert timestamp == full()
-
-
-@pytest.mark.parametrize("wrong", [-1, "-1sp", 5.0, True, "5ba", "5", None])
-def test_wrong_samples_are_a_time_error(wrong: object) -> None:
+@pytest.mark.parametrize("wrong", [-1, "-1", 5.0, True, "5ba", "5", None])
+def test_wrong_samples_or_tokens_are_a_time_error(wrong: object) -> None:
     with pytest.raises(TimeError, match=r"^samples: "):
         full().to_next_batch(samples=wrong)
-
-
-@pytest.mark.parametrize("wrong", [-1, "-1tok", 5.0, True, "5ba", "5", None])
-def test_wrong_tokens_are_a_time_error(wrong: object) -> None:
-    with pytest.raises(TimeError, match=r"^tokens: "):
-        full().to_next_batch(tokens=wrong)
-    with pytest.raises(TimeError, match=r"^tokens: "):
-        full().to_next_epoch(tokens=wrong)
+    for step in (Timestamp.to_next_batch, Timestamp.to_next_epoch):
+        with pytest.raises(TimeError, match=r"^tokens: "):
+            step(full(), tokens=wrong)
 
 
 @pytest.mark.parametrize("wrong", [-SECOND, 5, 5.0, "5s", Time(5, "sec")])
@@ -233,6 +212,8 @@ def test_two_timestamps_have_no_order_and_the_error_says_what_to_compare() -> No
     for compare in (Timestamp.__lt__, Timestamp.__le__, Timestamp.__gt__, Timestamp.__ge__):
         with pytest.raises(TypeError, match=r"a\.batch < b\.batch"):
             compare(full(), full())
+    with pytest.raises(TypeError, match="not supported"):
+        _ = full() < 5
 
 
 @pytest.mark.parametrize("other", [101, None, object(), "nonsense", "5", "0.5dur", Time(0.5, "dur")])
@@ -248,12 +229,6 @@ def test_an_ordering_with_a_duration_or_an_invalid_string_is_a_time_error(other:
             compare(full(), other)
 
 
-@pytest.mark.parametrize("other", [5, None, object()])
-def test_an_ordering_with_a_foreign_type_is_pythons_type_error(other: object) -> None:
-    with pytest.raises(TypeError, match="not supported"):
-        _ = full() < other
-
-
 # --- state dict -----------------------------------------------------------------------------------------------------
 
 REQUIRED = ("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
@@ -265,12 +240,6 @@ def test_the_state_dict_holds_plain_integers_with_the_unit_in_the_key() -> None:
     assert all(type(value) is int for value in state.values())
     assert state["epoch"] == 102
     assert state["batch_wct_us"] == 204_000_007
-
-
-def test_the_state_dict_goes_through_json_and_back_unchanged() -> None:
-    for timestamp in (Timestamp(), full(), Timestamp(token=2**63 - 1, total_wct=timedelta.max)):
-        assert Timestamp.from_state_dict(timestamp.state_dict()) == timestamp
-        assert Timestamp.from_state_dict(json.loads(json.dumps(timestamp.state_dict()))) == timestamp
 
 
 def test_absent_optional_keys_are_zero() -> None:
