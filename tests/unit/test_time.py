@@ -54,13 +54,6 @@ def test_a_unit_equals_its_value_without_a_warning_and_hashes_like_it() -> None:
     assert f"{TimeUnit.EPOCH}" == str(TimeUnit.EPOCH) == "ep"
 
 
-def test_a_time_has_a_value_and_a_unit() -> None:
-    time = Time(5, "ep")
-    assert (time.value, time.unit) == (5, TimeUnit.EPOCH)
-    assert type(time.unit) is TimeUnit
-    assert (int(time), float(time)) == (5, 5.0)
-
-
 def test_a_time_takes_the_type_of_its_value_in_brackets_as_composers_does() -> None:
     time = Time[int](5, "ep")
     assert time == Time(5, "ep")
@@ -77,13 +70,8 @@ def test_a_time_takes_the_type_of_its_value_in_brackets_as_composers_does() -> N
     ("value", "unit", "stored"),
     [
         (5, "ep", 5),
-        (-5, "ep", -5),
-        (0, "tok", 0),
-        (LARGEST, "tok", LARGEST),
         (-LARGEST, "tok", -LARGEST),
         (1, "dur", 1.0),
-        (0.5, "dur", 0.5),
-        (1.5, "dur", 1.5),
         (-0.5, "dur", -0.5),
         (timedelta(hours=1, seconds=1), "sec", 3601),
         (timedelta(seconds=-2), "sec", -2),
@@ -91,8 +79,9 @@ def test_a_time_takes_the_type_of_its_value_in_brackets_as_composers_does() -> N
 )
 def test_a_value_is_stored_exactly_as_its_unit_wants_it(value: float, unit: str, stored: float) -> None:
     time = Time(value, unit)
-    assert time.value == stored
-    assert type(time.value) is type(stored)
+    assert (time.value, time.unit) == (stored, TimeUnit(unit))
+    assert (type(time.value), type(time.unit)) == (type(stored), TimeUnit)
+    assert (int(time), float(time)) == (int(stored), float(stored))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +106,10 @@ def test_a_value_is_stored_exactly_as_its_unit_wants_it(value: float, unit: str,
     ],
 )
 def test_a_value_that_does_not_fit_its_unit_is_a_time_error(value: object, unit: str, message: str) -> None:
-    with pytest.raises(TimeError, match=message):
+    with pytest.raises(TimeError, match=message) as caught:
         Time(value, unit)
+    assert isinstance(caught.value, ConfigError)
+    assert isinstance(caught.value, ValueError)
 
 
 def test_integers_of_numpy_are_taken_as_integers() -> None:
@@ -130,13 +121,6 @@ def test_integers_of_numpy_are_taken_as_integers() -> None:
     assert time > numpy.int64(4)
     with pytest.raises(TimeError):
         Time(numpy.array([1, 2]), "ba")
-
-
-def test_an_error_about_time_is_a_config_error_and_a_value_error() -> None:
-    with pytest.raises(TimeError) as caught:
-        Time(5.0, "ep")
-    assert isinstance(caught.value, ConfigError)
-    assert isinstance(caught.value, ValueError)
 
 
 def test_there_is_a_constructor_for_each_unit() -> None:
@@ -195,6 +179,11 @@ def test_input_may_be_a_time_a_string_a_number_or_a_timedelta() -> None:
 def test_input_that_is_no_time_is_a_time_error(value: object, unit: str | None) -> None:
     with pytest.raises(TimeError):
         ensure_time(value, unit)
+
+
+def test_a_time_string_must_be_a_string() -> None:
+    with pytest.raises(TimeError, match="a time string is needed"):
+        Time.from_timestring(b"5ep")
 
 
 # The spellings of a value and a unit.
@@ -271,35 +260,9 @@ def test_a_refused_time_string_is_told_what_is_wrong_where_and_what_is_accepted(
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("wrong", [None, 5, b"5ep", Time(5, "ep")])
-def test_a_time_string_must_be_a_string(wrong: object) -> None:
-    with pytest.raises(TimeError, match="a time string is needed"):
-        Time.from_timestring(wrong)
-
-
-@pytest.mark.parametrize("other", [5, 5.0, "5ep", "5.0EP", Time(5, "ep")])
-def test_a_time_compares_with_a_number_of_its_unit_and_with_a_time_string(other: object) -> None:
-    # Composer raises TypeError for 5.0; a comparison with a float is exact and asks for nothing to be stored.
-    assert Time(5, "ep") == other
-    assert other == Time(5, "ep")
-    assert Time(4, "ep") < other
-    assert Time(5, "ep") <= other
-    assert Time(6, "ep") > other
-    assert Time(5, "ep") >= other
-    assert Time(4, "ep") != other
-
-
 def test_a_float_between_two_whole_values_is_ordered_between_them() -> None:
     assert Time(5, "ep") < 5.5 < Time(6, "ep")
     assert Time(2**53 + 1, "tok") > float(2**53)
-
-
-def test_seconds_compare_with_a_timedelta_exactly() -> None:
-    assert Time(90, "sec") == timedelta(seconds=90)
-    assert Time(90, "sec") < timedelta(seconds=90, microseconds=1)
-    assert Time(91, "sec") > timedelta(seconds=90, microseconds=999_999)
-    assert Time(-1, "sec") < timedelta(microseconds=-1) < Time(0, "sec")
-    assert Time(90, "ba") != timedelta(seconds=90)
 
 
 @pytest.mark.parametrize(
@@ -320,12 +283,8 @@ def test_an_ordering_across_units_or_with_an_invalid_string_is_a_time_error(othe
             compare(other)
     with pytest.raises(TimeError, match=r"5ep compared with 5ba: the units differ"):
         _ = time < Time(5, "ba")
-
-
-@pytest.mark.parametrize("other", [None, object(), [5]])
-def test_an_ordering_with_a_foreign_type_is_pythons_type_error(other: object) -> None:
     with pytest.raises(TypeError, match="not supported"):
-        _ = Time(5, "ep") < other
+        _ = time < None
 
 
 def test_a_time_and_a_timestamp_compare_from_both_sides() -> None:
@@ -390,12 +349,9 @@ def test_arithmetic_with_a_foreign_type_is_pythons_type_error() -> None:
         (Time(5, "ep"), 2, Time(10, "ep")),
         (Time(5, "ep"), 0.5, Time(2, "ep")),
         (Time(-5, "ep"), 0.5, Time(-2, "ep")),
-        (Time(10, "ep"), 0.7, Time(7, "ep")),
         (Time(7, "ep"), Time(0.2, "dur"), Time(1, "ep")),
         (Time(10, "ep"), "0.5dur", Time(5, "ep")),
-        (Time(0.5, "dur"), Time(10, "ep"), Time(5, "ep")),
         (Time(0.5, "dur"), Time(0.5, "dur"), Time(0.25, "dur")),
-        (Time(0.5, "dur"), 3, Time(1.5, "dur")),
         (Time(2**53 + 1, "tok"), 3, Time(3 * (2**53 + 1), "tok")),
     ],
 )
@@ -421,12 +377,10 @@ def test_a_product_without_meaning_is_a_time_error(factor: float | str | Time) -
         (Time(5, "ep"), 2, Time(2, "ep")),
         (Time(-5, "ep"), 2, Time(-2, "ep")),
         (Time(5, "ep"), -2, Time(-2, "ep")),
-        (Time(-5, "ep"), -2, Time(2, "ep")),
         (Time(5, "ep"), 0.5, Time(10, "ep")),
         (Time(4, "ep"), Time(2, "ep"), Time(2.0, "dur")),
         (Time(4, "ep"), "8ep", Time(0.5, "dur")),
         (Time(1.0, "dur"), 4, Time(0.25, "dur")),
-        (Time(1.0, "dur"), Time(0.5, "dur"), Time(2.0, "dur")),
         (Time(90, "sec"), timedelta(minutes=1), Time(1.5, "dur")),
         pytest.param(Time(0.5, "dur"), 10**400, Time(0.0, "dur"), id="an integer beyond any float"),
         (Time(LARGEST, "tok"), 1, Time(LARGEST, "tok")),  # through a float it would be one more
