@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.benchmarks.measure import Spread
-from tests.benchmarks.table import Row, between_markers
+from tests.benchmarks.table import Row
 
 
 @pytest.mark.parametrize(
@@ -29,27 +29,3 @@ def test_what_could_not_be_measured_neither_meets_nor_misses_its_bound() -> None
     row = Row("marker", "what", None, " x", at_most=1.0, remarks="not installed (nvtx)")
     assert row.met is None
     assert row.cells() == ("what", "-", "at most 1 x", "", "not installed (nvtx)")
-
-
-MARKERS = ("<!-- begin -->", "<!-- end -->")
-
-
-def test_a_table_replaces_the_one_before_and_nothing_else() -> None:
-    document = "# Title\n\n<!-- begin -->\nold\nlines\n<!-- end -->\n\nafter\n"
-    written = between_markers(document, MARKERS, "| new |")
-    assert written == "# Title\n\n<!-- begin -->\n| new |\n<!-- end -->\n\nafter\n"
-    assert between_markers(written, MARKERS, "old\nlines") == document
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        "",
-        "<!-- begin -->\nno end\n",
-        "<!-- end -->\nwrong order\n<!-- begin -->\n",
-        "<!-- begin -->\na\n<!-- end -->\n<!-- begin -->\nb\n<!-- end -->\n",
-    ],
-)
-def test_a_document_without_a_place_for_the_table_is_refused(document: str) -> None:
-    with pytest.raises(ValueError, match="must hold the lines <!-- begin --> and <!-- end -->"):
-        between_markers(document, MARKERS, "table")

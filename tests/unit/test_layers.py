@@ -193,27 +193,6 @@ def own_imports(module: str, *, for_types: bool = False) -> list[str]:
     return sorted(name for name in imports(module, for_types=for_types) if name.split(".")[0] == "tracekit")
 
 
-def test_the_reading_of_imports_sees_what_it_should() -> None:
-    source = """
-import os.path
-from typing import TYPE_CHECKING
-if TYPE_CHECKING:
-    import torch
-else:
-    import psutil
-def late():
-    if late:
-        import fsspec.core
-"""
-    nodes = list(run_time_nodes(ast.parse(source)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    assert sorted(names) == ["fsspec.core", "os.path", "psutil"]
-    assert own_imports("tracekit.storage") == ["tracekit.errors", "tracekit.version", "tracekit.wording"]
-    assert room("tracekit.storage") == "storage"
-    assert room("tracekit.formats.rank_trace") == "formats"
-    assert room("tracekit") == "public names"
-
-
 def test_no_import_points_up() -> None:
     wrong = [
         f"{module} ({room(module)}) imports {name} ({room(name)})"

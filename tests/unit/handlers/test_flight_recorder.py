@@ -10,6 +10,7 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ def test_only_the_last_seconds_are_kept(tmp_path: Path) -> None:
     assert (dump["events"], dump["dropped"]) == (21, 79)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_flat_and_an_event_takes_what_it_says(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "d{dump}.json", seconds=1e6, max_bytes=4 << 20)
     with started(recorder, record_batches=False) as profiler:
@@ -113,12 +115,12 @@ def test_memory_is_bounded_and_flat_and_an_event_takes_what_it_says(tmp_path: Pa
             tracemalloc.start()
             try:
                 before = tracemalloc.get_traced_memory()[0]
-                filled = record(100_000)
-                later = record(20_000)
+                filled = record(120_000)
+                later = record(60_000)
             finally:
                 tracemalloc.stop()
         ring = recorder._ring
-        assert ring.dropped > 10_000
+        assert ring.dropped > 50_000
         assert ring.size_bytes <= 4 << 20
         assert ring.size_bytes < 50 * ring.events
         # The rest is the profiler's: its labels, its log of training times.
@@ -170,6 +172,7 @@ def test_a_flush_that_is_larger_than_the_memory_keeps_its_newest_events(tmp_path
                 pass
         profiler.flush()
         assert 90_000 < recorder._ring.events < 139_000
+        assert recorder._ring.size_bytes <= 4 << 20
     assert [event["name"] for event in events(recorder.paths[0]) if event["ph"] == "i"] == ["last"]
 
 
@@ -187,25 +190,18 @@ def test_a_batch_that_is_split_is_split_in_the_order_of_time() -> None:
     assert 20_000 < len(kept) < 60_000
 
 
-def test_a_dump_waits_for_the_delivery_after_it_so_that_what_led_to_it_is_in(tmp_path: Path) -> None:
+def test_a_dump_waits_for_the_delivery_after_it_and_causes_of_one_moment_share_it(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "d{dump}.json")
     with started(recorder) as profiler:
         recorder.flush()  # as if the writer were between a delivery and its flush
         profiler.marker("cause").instant()
-        recorder.dump()
+        for reason in ("a", "b", "a"):
+            recorder.dump(reason)
         recorder.flush()
         assert recorder.paths == []
         flush(profiler)
-        assert [event["name"] for event in events(recorder.paths[0]) if event["ph"] == "i"] == ["cause"]
-
-
-def test_causes_of_one_moment_share_a_dump(tmp_path: Path) -> None:
-    recorder = FlightRecorder(tmp_path / "d{dump}.json")
-    with started(recorder) as profiler:
-        for reason in ("a", "b", "a"):
-            recorder.dump(reason)
-        flush(profiler)
-        assert len(recorder.paths) == 1
+        (path,) = recorder.paths
+        assert [event["name"] for event in events(path) if event["ph"] == "i"] == ["cause"]
     assert reasons(recorder) == ["a", "b"]
 
 
@@ -434,27 +430,14 @@ def test_a_wakeup_descriptor_set_later_is_kept_and_the_python_handler_takes_over
     os.close(ours)
 
 
-def test_a_signal_that_ends_the_process_is_refused_unless_somebody_handles_it(tmp_path: Path) -> None:
+def test_a_signal_that_ends_the_process_or_a_start_on_another_thread_is_refused(tmp_path: Path) -> None:
     before = hooks()
     recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGTERM)
     with pytest.raises(ConfigError, match="what SIGTERM does by itself would change"):
         started(recorder).start()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="main thread"):
+        pool.submit(SignalTrigger(signal.SIGUSR1).install).result()
     assert hooks() == before
-
-
-def test_a_signal_needs_the_main_thread() -> None:
-    errors: list[Exception] = []
-
-    def install() -> None:
-        try:
-            SignalTrigger(signal.SIGUSR1).install()
-        except ConfigError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=install)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(errors[0])
 
 
 def test_a_signal_that_was_noticed_while_the_main_thread_hung_is_not_noticed_again_when_it_comes_to_it() -> None:
@@ -497,18 +480,14 @@ def test_an_uncaught_exception_in_a_thread_is_dumped_and_the_hook_before_is_call
     seen: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", seen.append)
     recorder = FlightRecorder(tmp_path / "d{dump}.json", excepthooks=True)
-
-    def fail() -> None:
-        raise OSError("broken worker")
-
     with started(recorder) as profiler:
         for _ in range(3):
-            thread = threading.Thread(target=fail, name="loader")
+            thread = threading.Thread(target=lambda: 1 / 0, name="loader")
             thread.start()
             thread.join()
             flush(profiler)
     # Further ones within a minute are not dumped.
-    assert reasons(recorder) == ["exception in thread loader: OSError: broken worker"]
+    assert reasons(recorder) == ["exception in thread loader: ZeroDivisionError: division by zero"]
     assert len(seen) == 3
 
 
