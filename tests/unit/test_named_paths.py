@@ -73,6 +73,10 @@ def test_a_merge_takes_paths_for_all_that_it_is_told(trace: Path, tmp_path: Path
 def test_who_names_the_inputs_first_is_told_which_is_the_output(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^output must be a path or URL, not \["):
         tracekit.merge_traces([trace], tmp_path / "merged.json")  # type: ignore[arg-type]
+    before = trace.read_bytes()
+    with pytest.raises(ConfigError, match="the output is one of the inputs"):
+        tracekit.merge_traces(trace, [trace], overwrite=True)
+    assert trace.read_bytes() == before
 
 
 def test_the_others_take_a_path(trace: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import fractions
+import gc
 import inspect
 import sys
 import threading
@@ -588,6 +589,22 @@ def test_a_decorated_generator_records_each_time_it_runs_and_is_otherwise_the_sa
     assert len(pairs) == 4
     assert max(duration_ns(pair) for pair in pairs) < 1_000_000
     assert all(not end.label.args for _, end in pairs), "the end of a generator is no exception"
+
+
+def test_a_generator_that_is_left_early_is_closed(run: Run) -> None:
+    closed: list[bool] = []
+
+    @run.profiler.marker("g")
+    def numbers() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            closed.append(True)
+
+    for _ in numbers():
+        break
+    gc.collect()
+    assert closed == [True]
 
 
 def test_decorated_coroutines_and_async_generators_keep_their_values(run: Run) -> None:
