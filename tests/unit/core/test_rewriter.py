@@ -369,9 +369,6 @@ def test_rewriter_asks_for_more_in_an_event_and_gives_it_up_at_the_end() -> None
 
 ODD_EVENTS = [
     {"dur": "5"},
-    {"dur": -1},
-    {"ts": "5"},
-    {"ts": -1},
     {"ts": 1e300},
     {"name": 5},
     {"cat": None},
@@ -381,10 +378,7 @@ ODD_EVENTS = [
     {"s": "x"},
     {"bind_id": "0x5"},
     {"bind_id": 5 * 10**9},
-    {"pid": 5.5},
     {"tid": None},
-    {"other": 5},
-    {"ph": "XX"},
     {"ph": "M", "name": "tracekit_metadata"},
     {"ph": "s", "id": "5", "cat": "c"},
     {"ph": "f", "id": 1},
