@@ -187,25 +187,17 @@ def test_a_time_string_must_be_a_string() -> None:
 
 
 # The spellings of a value and a unit.
+# The spellings of a value and a unit, beside those that tests/property/test_time_properties.py makes up.
 READ = {
-    (10, "ba"): ["10ba", "1e1ba", "100e-1ba"],
-    (5, "ba"): ["5.0ba", "5Ba", "5.ba"],
-    (5, "ep"): ["5ep", "+5ep", " 5ep", "5 ep", "5EP", "5ep "],
-    (-5, "ep"): ["-5ep"],
+    (10, "ba"): ["10ba", "100e-1ba"],
+    (5, "ba"): ["5Ba", "5.ba"],
     (0, "ep"): ["0ep", "0.00ep", "0e999999999ep"],  # no huge power is built
-    (3, "iter"): ["3iter"],
-    (4000, "tok"): ["4e3tok", "4_00_0tok"],
-    (30, "sp"): ["030.0sp"],
     (300_000_000_000, "sp"): ["3_0e10sp"],
     (0.5, "dur"): ["0.5dur", ".5dur"],
     (-0.5, "dur"): ["-0.5dur"],
-    (100, "sec"): ["100sec", "1e2sec", "1m40s", "100s"],
-    (0, "sec"): ["0s"],
-    (4840, "sec"): ["1h20m40s"],
-    (86399, "sec"): ["23h59m59s"],
+    (100, "sec"): ["1e2sec", "1m40s", "100s"],
     # Composer refuses hours from 24 on, minutes and seconds from 60 on, and white space at the end.
     (86400, "sec"): ["24h", " 23h60m\n"],
-    (9000, "sec"): ["1h90m"],
     # Composer makes a float of it, and loses the last digit.
     (2**53 + 1, "tok"): ["9007199254740993tok", "9007199254740993.0tok", "9.007199254740993e15tok"],
     (LARGEST, "tok"): ["9223372036854775807tok"],
