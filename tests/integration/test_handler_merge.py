@@ -268,11 +268,12 @@ def test_rank_0_does_not_wait_and_the_merge_is_made_in_the_background(tmp_path: 
 
 def test_sigterm_to_all_ranks_merges_nothing_and_logs_the_command(tmp_path: Path) -> None:
     program = f"""
+    import threading
     profiler = profiler_of(merge_timeout={NEVER_S}, profiler={{"sigterm_grace": 60.0}})
     profiler.start()
     profiler.marker("work").instant()
     say("ready")
-    signal.pause()
+    threading.Event().wait()
     """
     ranks = [start(program, tmp_path, rank) for rank in (0, 1)]
     for rank in ranks:
