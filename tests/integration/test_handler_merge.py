@@ -191,7 +191,10 @@ def test_files_on_the_disk_of_another_host_are_named_and_no_error_of_the_trainin
 
 # Programs of rank 0 that end without waiting, and their exit codes.
 UNWAITED = {
-    "SIGINT in the block": ("with profiler_of(merge_timeout=NEVER): signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+    "SIGINT in the block": (
+        "with profiler_of(merge_timeout=NEVER): signal.raise_signal(signal.SIGINT)",
+        -signal.SIGINT,
+    ),
     "an exception after it": (
         "profiler = profiler_of(merge_timeout=NEVER)\nprofiler.start()\nprofiler.stop()\n1 / 0",
         1,

@@ -361,29 +361,28 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
 ) -> None:
     numpy = pytest.importorskip("numpy")
     large = 2**53 + 1
-    run.profiler.marker("c").counter(
-        {
-            "array": numpy.array(0.5),
-            "whole": numpy.array(large),
-            "scalar": numpy.int64(large),
-            "float": numpy.float32(0.25),
-            "int": large,
-            "decimal": decimal.Decimal("1.5"),
-            "whole decimal": decimal.Decimal(large),
-            "fraction": fractions.Fraction(1, 4),
-            "bool": True,
-            "vector": numpy.zeros(1),
-            "not a number": decimal.Decimal("NaN"),
-            "infinite": decimal.Decimal("-Infinity"),
-            "endless": decimal.Decimal("1e999999"),
-            "beyond 64 bits": 1 << 70,
-            "nothing": None,
-            "text": "7",
-        }
-    )
+    values: dict[str, Any] = {
+        "array": numpy.array(0.5),
+        "whole": numpy.array(large),
+        "scalar": numpy.int64(large),
+        "float": numpy.float32(0.25),
+        "int": large,
+        "decimal": decimal.Decimal("1.5"),
+        "whole decimal": decimal.Decimal(large),
+        "fraction": fractions.Fraction(1, 4),
+        "bool": True,
+        "vector": numpy.zeros(1),
+        "not a number": decimal.Decimal("NaN"),
+        "infinite": decimal.Decimal("-Infinity"),
+        "endless": decimal.Decimal("1e999999"),
+        "beyond 64 bits": 1 << 70,
+        "nothing": None,
+        "text": "7",
+    }
+    run.profiler.marker("c").counter(values)
     run.profiler.flush()
-    values = run.memory.counters[0].values
-    assert values == {
+    found = run.memory.counters[0].values
+    assert found == {
         "array": 0.5,
         "whole": large,
         "scalar": large,
@@ -394,7 +393,7 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
         "fraction": 0.25,
         "bool": 1,
     }
-    assert {type(value) for value in values.values()} == {int, float}
+    assert {type(value) for value in found.values()} == {int, float}
     assert run.profiler.stats.dropped == {"counter values that are not numbers": 7}
     assert [record.getMessage().partition(", ")[0] for record in caplog.records] == [
         "tracekit: counter 'c': 'vector' is of type ndarray",
