@@ -42,9 +42,6 @@ def counted(values: list[Any]) -> Any:
         return profiler._buffer.records[:]  # type: ignore[index]
 
 
-# ---- The encoder. ----------------------------------------------------------------------------------------------------------
-
-
 def odd_batches(source: Random) -> list[EventBatch]:
     """Return batches of odd records that have their tables, which grow, in common."""
     labels: list[Label] = []
@@ -81,8 +78,6 @@ def encoded(batches: list[EventBatch]) -> list[bytes]:
     encoder = ChromeEncoder(4711, batches[0].offset_ns // 10**9 * 10**9)
     return [encoder.encode(batch) for batch in batches]
 
-
-# ---- Programs. -------------------------------------------------------------------------------------------------------------
 
 Step = tuple[Any, ...]
 

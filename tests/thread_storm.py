@@ -178,9 +178,6 @@ def switched(folder: Path, rounds: int, faults: Faults) -> dict[str, Any]:
     return {"events": len(events), "turns": turn[0], "dropped": dict(profiler.stats.dropped)}
 
 
-# ---- What was written. -----------------------------------------------------------------------------------------------------
-
-
 def account(path: Path, profiler: Profiler, faults: Faults, may_stay_open: int = 0) -> list[dict[str, Any]]:
     """Read a file, and hold it against the counts of its profiler: recorded is written or counted as dropped."""
     content = json.loads(path.read_bytes())
@@ -253,6 +250,7 @@ def check_threads(events: list[dict[str, Any]], called: Called, rounds: int, fau
 
 def main(folder: Path, rounds: int) -> int:
     """Run all storms, and say what they found."""
+    sys.setswitchinterval(1e-6)  # threads change at every chance
     faults, said = Faults(), dict[str, Any]()
     said["python"] = sys.version
     said["gil"] = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -119,7 +119,7 @@ if __name__ == "__main__":
 METHODS = [
     pytest.param("fork", marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")),
     "spawn",
-    "forkserver",
+    pytest.param("forkserver", marks=pytest.mark.slow),
 ]
 
 

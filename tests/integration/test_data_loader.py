@@ -133,15 +133,8 @@ def test_without_workers_the_slices_stand_in_those_of_the_waiting(loader: Any, f
     assert all("exception" not in arguments for *_, arguments in own)
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(other, marks=pytest.mark.slow) for other in ("spawn", "forkserver"))]
-)
-def test_each_worker_has_fetches_and_collations_on_tracks_of_its_own(
-    method: str, tmp_path: Path, engine: Engine
-) -> None:
-    loader = DataLoader(
-        Numbers(), batch_size=2, num_workers=2, collate_fn=add_up, prefetch_factor=2, multiprocessing_context=method
-    )
+def test_each_worker_has_fetches_and_collations_on_tracks_of_its_own(tmp_path: Path, engine: Engine) -> None:
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, collate_fn=add_up, multiprocessing_context="fork")
     batches, found = loaded(loader, tmp_path)
     assert [batch.tolist() for batch in batches] == [[1.0, 1.0], [5.0, 5.0], [9.0, 9.0], [13.0, 13.0]]
     assert names(found["rank0"]) == {"dataloader": 5}
@@ -158,14 +151,6 @@ def test_each_worker_has_fetches_and_collations_on_tracks_of_its_own(
             "group by 1, 2 order by 1, 2"
         )
     assert rows == [(f"rank 0 · worker {worker}", name, 2) for worker in (0, 1) for name in ("collate", "fetch")]
-
-
-def test_persistent_workers_record_every_epoch(tmp_path: Path) -> None:
-    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-    batches, found = loaded(loader, tmp_path, epochs=3)
-    assert len(batches) == 12
-    for worker in (0, 1):
-        assert names(found[f"rank0-worker{worker}"]) == {"fetch": 6, "collate": 6, "read": 12}
 
 
 def test_persistent_workers_go_on_without_a_record_when_the_profiler_has_stopped(tmp_path: Path) -> None:

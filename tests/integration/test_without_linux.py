@@ -48,54 +48,50 @@ with Profiler(JSONTraceHandler("run/rank{rank}.json"), rank=RANK, world_size=2, 
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(folder / "hide"), "TRACEKIT_PURE_PYTHON": "1"}
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder / "hide"), "TRACEKIT_PURE_PYTHON": "1", "BROWSER": "true"}
+    command = [sys.executable, *arguments]
     done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+    return done
+
+
+def said(folder: Path, *arguments: str) -> str:
+    done = run(folder, *arguments)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.fixture
-def recorded(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks that were recorded without Linux."""
-    (tmp_path / "hide").mkdir()
-    (tmp_path / "hide" / "sitecustomize.py").write_text(HIDE)
-    assert (
-        run(tmp_path, "-c", "import os, sys; print(sys.platform, hasattr(os, 'copy_file_range'))") == "darwin False\n"
-    )
+    folder = tmp_path_factory.mktemp("without_linux")
+    (folder / "hide").mkdir()
+    (folder / "hide" / "sitecustomize.py").write_text(HIDE)
+    hidden = said(folder, "-c", "import os, sys; print(sys.platform, hasattr(os, 'copy_file_range'))")
+    assert hidden == "darwin False\n"
     for rank in "01":
-        run(tmp_path, "-c", RECORD.replace("RANK", rank))
-    return tmp_path
+        said(folder, "-c", RECORD.replace("RANK", rank))
+    return folder
 
 
 def test_two_ranks_are_recorded_merged_and_checked(recorded: Path) -> None:
-    run(recorded, "-m", "tracekit", "merge", "-o", "one.json.gz", "run")
-    run(recorded, "-m", "tracekit", "merge", "--workers", "2", "-o", "two.json.gz", "run")
+    said(recorded, "-m", "tracekit", "merge", "-o", "one.json.gz", "run")
+    said(recorded, "-m", "tracekit", "merge", "--workers", "2", "-o", "two.json.gz", "run")
     assert (recorded / "one.json.gz").read_bytes() == (recorded / "two.json.gz").read_bytes()
-    assert "ok" in run(recorded, "-m", "tracekit", "validate", "one.json.gz")
+    assert "ok" in said(recorded, "-m", "tracekit", "validate", "one.json.gz")
 
 
 def test_questions_are_answered(recorded: Path) -> None:
     pytest.importorskip("duckdb", reason="duckdb is not installed")
-    assert "forward" in run(recorded, "-m", "tracekit", "summary", "run")
+    assert "forward" in said(recorded, "-m", "tracekit", "summary", "run")
     sql = "select count(*) n from events where name = 'forward' and duration_ns is not null"
-    assert run(recorded, "-m", "tracekit", "query", "--format", "csv", "run", sql).split() == ["n", "40"]
+    assert said(recorded, "-m", "tracekit", "query", "--format", "csv", "run", sql).split() == ["n", "40"]
 
 
 def test_a_trace_is_opened(recorded: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(recorded / "hide"), "TRACEKIT_PURE_PYTHON": "1", "BROWSER": "true"}
-    command = [sys.executable, "-m", "tracekit", "open", "--no-browser", "--timeout", "0.1", "run/rank0.json"]
-    opened = subprocess.run(
-        command, cwd=recorded, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    opened = run(recorded, "-m", "tracekit", "open", "--no-browser", "--timeout", "0.1", "run/rank0.json")
     assert opened.stdout.startswith("http://127.0.0.1:")
     assert "nobody came for the trace" in opened.stderr

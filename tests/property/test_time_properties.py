@@ -77,7 +77,7 @@ def test_sums_and_differences_follow_the_laws_of_whole_numbers(a: int, b: int, c
     assert x + y == y + x == Time(a + b, unit) == x + b == a + y == x + str(y)
     assert (x + y) + z == x + (y + z)
     assert x - y == -(y - x) == x + -y == Time(a - b, unit)
-    assert x + y - y == x
+    assert x + y - y == +x == x
     assert sum([x, y, z]) == Time(a + b + c, unit)
 
 

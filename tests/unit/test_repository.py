@@ -46,13 +46,6 @@ def tracked_files() -> list[Path]:
     return [path for name in listing.stdout.decode().split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_the_forbidden_words_are_found_and_others_are_not() -> None:
-    for word in ("see /work" + "/main", "index-url https://download.pytorch" + ".org/whl", '"/root' + '/x"'):
-        assert FORBIDDEN.search(word), word
-    for word in ("frame/work/ers", "s3://bucket/work/x", "a root/folder", "the Python Package Index", "{path}/work/"):
-        assert not FORBIDDEN.search(word), word
-
-
 def test_no_file_names_a_machine_or_a_registry() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
@@ -129,20 +122,15 @@ def test_the_links_and_paths_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_the_recipe_for_conda_has_the_version_and_requirements_of_the_package() -> None:
-    recipe = (ROOT / "scripts" / "conda" / "meta.yaml").read_text("utf-8")
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    assert f'set version = "{__version__}"' in recipe
-    (listed,) = re.findall(r"^dependencies = (\[.*\])$", project, re.MULTILINE)
-    needed = {name.partition(";")[0].replace(">=", " >=") for name in re.findall(r'"([^"]+)"', listed)}
-    assert needed <= set(re.findall(r"^    - (.*)$", recipe, re.MULTILINE))
-
-
-def test_the_recipe_for_conda_can_be_rendered() -> None:
     jinja2 = pytest.importorskip("jinja2", reason="jinja2 is not installed")
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     template = jinja2.Template((ROOT / "scripts" / "conda" / "meta.yaml").read_text("utf-8"))
     recipe = yaml.safe_load(template.render(compiler="{}_compiler".format, stdlib="{}_stdlib".format, PYTHON="python"))
     assert recipe["package"] == {"name": "tracekit-ml", "version": __version__}
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (listed,) = re.findall(r"^dependencies = (\[.*\])$", project, re.MULTILINE)
+    needed = {name.partition(";")[0].replace(">=", " >=") for name in re.findall(r'"([^"]+)"', listed)}
+    assert needed <= set(recipe["requirements"]["run"])
     assert recipe["requirements"]["build"] == ["c_compiler", "c_stdlib"]
     assert recipe["build"]["entry_points"] == ["tracekit = tracekit.cli:entry_point"]
     assert (ROOT / recipe["about"]["license_file"]).exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from itertools import product
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -15,6 +17,7 @@ from tracekit import core
 from tracekit.merge.rewrite.events import EventRewriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 needs_core = pytest.mark.core
@@ -29,7 +32,8 @@ MORE, ODD_EVENT, NEW, AT_END = range(4)
 def load_anew(code: str, **environment: str) -> list[str]:
     """Return what a new process prints that imports the core."""
     program = f"import logging, sys; logging.basicConfig(level=logging.DEBUG, stream=sys.stdout); {code}"
-    program += "; from tracekit import core; print(core.merge is None)"
+    program += "; from tracekit import core; from tracekit.recording.marker import Marker"
+    program += "; print(core.merge is None, type(Marker.__enter__).__name__ == 'function')"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": ":".join(sys.path), **environment},
@@ -40,28 +44,24 @@ def load_anew(code: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_variable_forces_pure_python() -> None:
-    line, pure = load_anew("pass", TRACEKIT_PURE_PYTHON="1")
-    assert line == "DEBUG:tracekit.core:pure Python, as TRACEKIT_PURE_PYTHON says"
-    assert pure == "True"
+MERGE, RECORD = "sys.modules['tracekit.core._merge']", "sys.modules['tracekit.core._record']"
 
 
-def test_without_the_extension_it_is_pure_python_and_one_line_of_the_log_says_so() -> None:
-    modules = ("sys.modules['tracekit.core._merge']", "sys.modules['tracekit.core._record']")
-    line, pure = load_anew(" = ".join((*modules, "None")))
-    assert line.startswith("DEBUG:tracekit.core:pure Python: ")
-    assert pure == "True"
-    line, pure = load_anew(f"{modules[0]} = None")
-    assert line.startswith("DEBUG:tracekit.core:pure Python")
-    assert "_merge" in line
-    assert pure == "True"
-
-
-@needs_core
-def test_the_log_says_that_the_core_is_used() -> None:
-    line, pure = load_anew("pass", TRACEKIT_PURE_PYTHON="0")
-    assert line.startswith("DEBUG:tracekit.core:compiled core: ")
-    assert pure == "False"
+@pytest.mark.parametrize(
+    ("code", "variable", "said", "pure"),
+    [
+        ("pass", "1", "pure Python, as TRACEKIT_PURE_PYTHON says$", True),
+        pytest.param("pass", "0", "compiled core: ", False, marks=needs_core),
+        pytest.param("pass", "", "compiled core: ", False, marks=needs_core),
+        (f"{MERGE} = {RECORD} = None", "0", "pure Python: ", True),
+        (f"{MERGE} = None", "0", "pure Python.*_merge", True),
+    ],
+    ids=["asked for", "not asked for", "empty variable", "no extension", "one extension"],
+)
+def test_one_line_of_the_log_says_whether_the_core_is_used(code: str, variable: str, said: str, pure: bool) -> None:
+    line, *found = load_anew(code, TRACEKIT_PURE_PYTHON=variable)
+    assert re.match(f"DEBUG:tracekit.core:{said}", line)
+    assert found == [f"{pure} {pure and code != f'{MERGE} = None'}"]
 
 
 def make_rewriter(shift_ns: int = 0, id_offset: int = 0, args: int = 0) -> Any:
@@ -159,17 +159,16 @@ LAYOUTS = {
 
 
 @needs_core
-@pytest.mark.parametrize("first", LAYOUTS)
-@pytest.mark.parametrize("then", LAYOUTS)
-def test_rewriter_writes_an_event_the_same_whatever_stood_before(first: str, then: str) -> None:
+@pytest.mark.parametrize("settings", [(0, 0, 0), (1_000_000, 10**10, 0), (0, 10**10, 1), (5, 0, 2)])
+def test_rewriter_writes_an_event_the_same_whatever_stood_before(settings: tuple[int, int, int]) -> None:
     behind = b" " * 200  # with less behind it, blocks are not compared
-    before, text = b",".join([LAYOUTS[first]] * 3) + behind, LAYOUTS[then] + behind
-    for settings in ((0, 0, 0), (1_000_000, 10**10, 0), (0, 10**10, 1), (5, 0, 2)):
+    for first, then in product(LAYOUTS, repeat=2):
+        before, text = b",".join([LAYOUTS[first]] * 3) + behind, LAYOUTS[then] + behind
         rewriter, fresh = make_rewriter(*settings), make_rewriter(*settings)
         rewritten(rewriter, before)
         rewriter.append(b"")
         rewritten(rewriter, b"," + SLICE)
-        assert rewritten(rewriter, b"," + text) == rewritten(fresh, text)
+        assert rewritten(rewriter, b"," + text) == rewritten(fresh, text), (first, then)
 
 
 @needs_core
@@ -196,46 +195,32 @@ def test_rewriter_asks_for_an_unknown_track() -> None:
 
 
 @needs_core
-def test_rewriter_checks_its_arguments() -> None:
+def test_rewriter_checks_its_arguments_and_its_state() -> None:
     compiled: Any = core.merge
-    with pytest.raises(TypeError):
-        make_rewriter().rewrite("text", 0, False)
-    with pytest.raises(TypeError):
-        compiled.Rewriter("text", "/tmp")
-    for name in (b"x", b"x" * 33):
-        with pytest.raises(ValueError, match="2 to 32 bytes"):
-            compiled.Rewriter(name, "/tmp")
-    with pytest.raises(ValueError, match="too long a path"):
-        compiled.Rewriter(b'"a', "x" * 5000)
-    with pytest.raises(OverflowError):
-        make_rewriter(2**63)
-    with pytest.raises(OverflowError):
-        make_rewriter(0, 2**63)
-    with pytest.raises(ValueError, match="no such mode"):
-        make_rewriter(args=3)
-    with pytest.raises(ValueError, match="no such place"):
-        make_rewriter().rewrite(b"text", 5, False)
-    with pytest.raises(ValueError, match="no such log or tid"):
-        make_rewriter().add_track(b"1", b"1", 1, 10**10, 0)
-    rewriter = make_rewriter()
-    with pytest.raises(ValueError, match="no such log or place"):
-        rewriter.append(b"{}", 0, ord("X"), 1, 2, 0)
-    with pytest.raises(OverflowError, match="knot"):
-        rewriter.begin(0, -(2**62), 2**62, 0, True, 0, b"", ((5, 0), (5, 1)))
-    rewriter.finish(lambda log, lane: 0)
-    for method, arguments in ((rewriter.append, (b"{}",)), (rewriter.finish, (lambda log, lane: 0,))):
-        with pytest.raises(ValueError, match="finished"):
-            method(*arguments)
-
-
-@needs_core
-def test_rewriter_that_was_never_made_refuses_to_work() -> None:
-    compiled: Any = core.merge
-    rewriter = compiled.Rewriter.__new__(compiled.Rewriter)
-    with pytest.raises(ValueError, match="no input"):
-        rewriter.rewrite(SLICE, 0, True)
-    rewriter.finish(lambda log, lane: 0)
-    assert rewriter.lay(b"text", 0) == b"text"
+    finished, never_made = make_rewriter(), compiled.Rewriter.__new__(compiled.Rewriter)
+    for rewriter in (finished, never_made):
+        rewriter.finish(lambda log, lane: 0)
+    refused: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (TypeError, ".", lambda: make_rewriter().rewrite("text", 0, False)),
+        (TypeError, ".", lambda: compiled.Rewriter("text", "/tmp")),
+        (ValueError, "2 to 32 bytes", lambda: compiled.Rewriter(b"x", "/tmp")),
+        (ValueError, "2 to 32 bytes", lambda: compiled.Rewriter(b"x" * 33, "/tmp")),
+        (ValueError, "too long a path", lambda: compiled.Rewriter(b'"a', "x" * 5000)),
+        (OverflowError, ".", lambda: make_rewriter(2**63)),
+        (OverflowError, ".", lambda: make_rewriter(0, 2**63)),
+        (ValueError, "no such mode", lambda: make_rewriter(args=3)),
+        (ValueError, "no such place", lambda: make_rewriter().rewrite(b"text", 5, False)),
+        (ValueError, "no such log or tid", lambda: make_rewriter().add_track(b"1", b"1", 1, 10**10, 0)),
+        (ValueError, "no such log or place", lambda: make_rewriter().append(b"{}", 0, ord("X"), 1, 2, 0)),
+        (OverflowError, "knot", lambda: make_rewriter().begin(0, -1, 2**62, 0, True, 0, b"", ((5, 0), (5, 1)))),
+        (ValueError, "finished", lambda: finished.append(b"{}")),
+        (ValueError, "finished", lambda: finished.finish(lambda log, lane: 0)),
+        (ValueError, "no input", lambda: compiled.Rewriter.__new__(compiled.Rewriter).rewrite(SLICE, 0, True)),
+    ]
+    for error, message, call in refused:
+        with pytest.raises(error, match=message):
+            call()
+    assert never_made.lay(b"text", 0) == b"text"
 
 
 @needs_core

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import tracekit
 from tests.both_recorders import SINGLE_VALUES, VALUES, counted, other_clock
 from tracekit import Profiler, core
 from tracekit.clock import SYSTEM_CLOCK
@@ -32,41 +31,14 @@ compiled: Any = core.record
 pytestmark = pytest.mark.core
 
 
-# ---- Which is used. --------------------------------------------------------------------------------------------------------
-
-
 def methods_of(states: Any) -> set[str]:
     kinds = (Marker, states.recording, states.shared)
     return {type(getattr(kind, name)).__name__ for kind in kinds for name in ("__enter__", "__exit__")}
 
 
-def test_markers_of_the_system_s_clock_are_compiled() -> None:
+def test_markers_of_the_systems_clock_are_compiled_and_those_of_another_clock_are_pythons() -> None:
     assert methods_of(marker_classes(SYSTEM_CLOCK.monotonic_ns)) == {"method_descriptor"}
-
-
-def test_markers_of_another_clock_are_python_s() -> None:
-    times = iter(range(1000, 2000))
-    found: list[Any] = []
-
-    class Keep(tracekit.TraceHandler):
-        def process_events(self, batch: EventBatch) -> None:
-            found.extend(batch.records)
-
-    clock = tracekit.clock.Clock(monotonic_ns=lambda: next(times))
-    with Profiler(Keep(), clock=clock, record_batches=False, rank=0, flush_interval=3600) as one, one.marker("a"):
-        pass
-    assert len(found) == 4
-    assert 1000 <= found[1] < found[2] < 2000
     assert methods_of(marker_classes(other_clock().monotonic_ns)) == {"function", "method_descriptor"}  # idle is idle
-
-
-@pytest.mark.parametrize("value", ["1", "0", ""])
-def test_the_environment_forces_python(value: str) -> None:
-    code = "from tracekit import core; import tracekit.recording.marker as m; print(core.record is None, m.Marker.__enter__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"TRACEKIT_PURE_PYTHON": value}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("True <function" if value == "1" else "False <method")
 
 
 def test_an_interpreter_beside_the_first_does_without() -> None:
@@ -79,9 +51,6 @@ interpreters.run_string(interpreters.create(), "import tracekit.core; assert tra
     if sys.version_info >= (3, 13):
         pytest.skip("the module is called otherwise from Python 3.13 on")
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# ---- Records. --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,9 +92,6 @@ def test_records_go_as_a_whole_and_stay_what_they_are() -> None:
     assert records == [0, 1, 2, 3, 0, 1, COUNTER, {"x": 1}]
     with pytest.raises(ValueError, match="no records"):
         compiled.Records().earliest()
-
-
-def test_tracks_that_cannot_be_are_refused() -> None:
     for track in (-1, 1 << 40):
         with pytest.raises(ValueError, match="no such track"):
             compiled.Records([0, 1, 2, track]).overlapping([])
@@ -168,18 +134,6 @@ def test_a_counter_of_one_float_holds_its_name_and_is_a_counter_like_any() -> No
     copies.clear()
     del records
     assert sys.getrefcount(series) == before
-
-
-def test_values_of_a_counter_are_those_when_it_was_called() -> None:
-    values = {"x": 0.5}
-    with Profiler(record_batches=False, rank=0, flush_interval=3600) as profiler:
-        marker = profiler.marker("a")
-        marker.counter(values)
-        values["x"] = 1.5
-        marker.counter(values)
-        values["y"] = 2.5
-        marker.counter(values)
-        assert profiler._buffer.records[3::4] == [{"x": 0.5}, {"x": 1.5}, {"x": 1.5, "y": 2.5}]
 
 
 def test_values_of_a_counter_that_python_must_clean_are_found() -> None:
@@ -266,9 +220,6 @@ def test_what_is_being_encoded_is_not_changed() -> None:
     assert len(records) == 8
 
 
-# ---- The encoder. ----------------------------------------------------------------------------------------------------------
-
-
 def test_what_the_encoder_does_not_know_is_python_s() -> None:
     encoder = compiled.Encoder(5)
     encoder.add_label(b'"a","cat":"",', b"}},\n")
@@ -328,9 +279,6 @@ def test_numbers_beyond_64_bits_are_encoded_by_python() -> None:
     text = ChromeEncoder(1, 0).encode(batch)
     assert b'"tid":%d,"ts":0.005,"dur":0.004' % 2**70 in text
     assert b'"ts":18446744073709551.616' in text
-
-
-# ---- Markers. --------------------------------------------------------------------------------------------------------------
 
 
 def test_fields_of_another_type_are_refused() -> None:
@@ -429,17 +377,6 @@ def test_each_profiler_has_its_tracks_though_their_markers_take_turns() -> None:
         compiled.forget_threads()
         inner.marker("a").instant()
         assert inner._buffer.records[-1] == inner._buffer.thread_track() != here[inner]
-
-
-def test_threads_that_follow_each_other_get_tracks_of_their_own() -> None:
-    with Profiler(record_batches=False, rank=0, flush_interval=3600) as profiler:
-        marker = profiler.marker("a")
-        for number in range(5):  # the system gives most of them the same ident
-            thread = threading.Thread(target=marker.instant, name=f"t{number}")
-            thread.start()
-            thread.join()
-        names = [profiler._buffer.tracks[track].name for track in profiler._buffer.records[3::4]]
-    assert names == [f"t{number}" for number in range(5)]
 
 
 def test_recording_makes_nothing_for_the_collector() -> None:

@@ -243,9 +243,6 @@ def test_rewriter_makes_of_usual_events_what_python_does(
     assert [event["name"] for event in noted] == [event["name"] for event in events if event["name"].startswith("nccl")]
 
 
-# ---- Lanes. ----
-
-
 def in_python(events: list[dict[str, Any]], snap_ns: int) -> tuple[list[Any], tuple[int, ...]]:
     """Return the patched events, and the counts, of Python's rewriter."""
     rewriter = Rewriter(snap_ns=snap_ns)
@@ -283,15 +280,21 @@ def slice_events(draw: st.DrawFn) -> dict[str, Any]:
     st.booleans(),
     st.sampled_from([0, 100, 32 << 20]),
     st.sampled_from([0, 0, 1, 3]),
+    st.sampled_from([None, 1, 7, 1000]),
 )
 def test_rewriter_assigns_the_lanes_that_python_does(
-    events: list[dict[str, Any]], in_order: bool, log_bytes: int, snap_ns: int
+    events: list[dict[str, Any]], in_order: bool, log_bytes: int, snap_ns: int, size: int | None
 ) -> None:
     if in_order:
         events = sorted(events, key=lambda event: event["ts"])
     unit = Unit(log_bytes=log_bytes, snap_ns=snap_ns).add([array(events)])
     counts = unit.finish()
-    assert (unit.patched(), counts) == in_python(events, snap_ns)
+    wanted = in_python(events, snap_ns)
+    if size is None:
+        assert (unit.patched(), counts) == wanted
+    else:
+        pieces = [unit.rewriter.lay(unit.output[at : at + size], at) for at in range(0, len(unit.output), size)]
+        assert (decoded(b"".join(pieces)), counts) == wanted
     moved, _, shortened, _ = counts
     assert moved or shortened or not unit.rewriter.overlaps()
     assert unit.lanes == sorted(unit.lanes)
@@ -323,9 +326,6 @@ def test_rewriter_shares_a_log_among_inputs() -> None:
     unit = Unit().add([array([slice_of(10, 30)])]).add([array([slice_of(0, 20)])], 15)
     assert unit.finish() == (1, 0, 0, 0)
     assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
-
-
-# ---- Reasons to stop. ----
 
 
 def reasons(text: bytes, *, final: bool = True) -> list[tuple[int, bytes]]:
@@ -369,9 +369,6 @@ def test_rewriter_asks_for_more_in_an_event_and_gives_it_up_at_the_end() -> None
 
 ODD_EVENTS = [
     {"dur": "5"},
-    {"dur": -1},
-    {"ts": "5"},
-    {"ts": -1},
     {"ts": 1e300},
     {"name": 5},
     {"cat": None},
@@ -381,10 +378,7 @@ ODD_EVENTS = [
     {"s": "x"},
     {"bind_id": "0x5"},
     {"bind_id": 5 * 10**9},
-    {"pid": 5.5},
     {"tid": None},
-    {"other": 5},
-    {"ph": "XX"},
     {"ph": "M", "name": "tracekit_metadata"},
     {"ph": "s", "id": "5", "cat": "c"},
     {"ph": "f", "id": 1},
@@ -433,12 +427,6 @@ def test_rewriter_keeps_every_id_where_it_is_told_to() -> None:
     assert decoded(unit.output) == [event | {"pid": 1001, "ts": "0.001"} for event in events]
 
 
-def test_rewriter_puts_a_prefix_before_a_local_id() -> None:
-    event = {"ph": "b", "name": "a", "id2": {"local": "5:3"}, **TRACK, "ts": 1}
-    unit = Unit().add([array([event])], 0, *LIMITS, 0, True, 0, b"20:")
-    assert decoded(unit.output)[0]["id2"] == {"local": "20:5:3"}
-
-
 def test_rewriter_writes_its_own_output_as_it_is() -> None:
     events = [slice_of(number, number + 5) for number in range(20)]
     first = Unit().add([array(events)])
@@ -455,16 +443,6 @@ def test_rewriter_logs_events_of_the_general_way() -> None:
     unit.output += unit.rewriter.take()
     assert unit.finish() == (1, 0, 0, 0)
     assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-def test_rewriter_lays_patches_over_the_output_a_second_time(size: int) -> None:
-    events = [slice_of(10 * number, 10 * number + 12) for number in range(30)]
-    events.append({"ph": "E", "name": "lost", **TRACK, "ts": 4})
-    one, other = Unit().add([array(events)]), Unit().add([array(events)])
-    assert one.finish() == other.finish()
-    laid = b"".join(one.rewriter.lay(one.output[at : at + size], at) for at in range(0, len(one.output), size))
-    assert decoded(laid) == other.patched()
 
 
 @pytest.mark.parametrize("make", [lambda: Unit().rewriter, Rewriter], ids=["core", "plain"])
@@ -487,55 +465,25 @@ def test_rewriter_writes_its_output_to_its_place_in_a_file(make: Callable[[], An
         rewriter.write(descriptor, 4)
 
 
-def test_rewriter_writes_patches_over_a_file(tmp_path: Path) -> None:
-    events = [slice_of(10 * number, 10 * number + 12) for number in range(30)]
-    one, other = Unit().add([array(events)]), Unit().add([array(events)])
-    one.finish()
-    other.finish()
-    descriptor = os.open(tmp_path / "output", os.O_RDWR | os.O_CREAT)
-    os.write(descriptor, b"head" + other.output)
-    other.rewriter.write_patches(descriptor, 4)
-    os.close(descriptor)
-    assert decoded((tmp_path / "output").read_bytes()[4:]) == one.patched()
-    one, other = Unit().add([array(events)]), Unit().add([array(events)])
-    other.finish()
+def test_rewriter_writes_patches_over_a_file_and_leaves_nothing_of_its_log_behind(tmp_path: Path) -> None:
+    events = [slice_of(10 * number, 10 * number + 12, cat="") for number in range(30)]
+    (tmp_path / "logs").mkdir()
+    unit = Unit(log_bytes=10, folder=str(tmp_path / "logs")).add([array(events)])
+    unit.finish()
+    assert list((tmp_path / "logs").iterdir()) == []
+    with (tmp_path / "output").open("wb+") as output:
+        output.write(b"head" + unit.output)
+        output.flush()
+        unit.rewriter.write_patches(output.fileno(), 4)
+        output.seek(4)
+        assert decoded(output.read()) == in_python(events, 0)[0]
+    unit = Unit().add([array(events)])
+    unit.finish()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        other.rewriter.write_patches(descriptor, 4)
-
-
-# ---- Overlaps that are snapped. ----
-
-
-def snapped(events: list[dict[str, Any]], snap_ns: int) -> tuple[list[Any], tuple[int, int, int, int]]:
-    unit = Unit(snap_ns=snap_ns).add([array(events)])
-    counts = unit.finish()
-    return [(event["ts"], event["dur"], lane_of(event, unit)) for event in unit.patched()], counts
-
-
-def test_rewriter_shortens_a_slice_that_reaches_into_the_next_by_little() -> None:
-    events = [slice_of(1_000, 10_000), slice_of(5_000, 10_000), slice_of(9_000, 12_000), slice_of(11_000, 14_000)]
-    found, counts = snapped(events, 1_000)
-    assert found == [("1.000", "8.000", 0), ("5.000", "4.000", 0), ("9.000", "2.000", 0), ("11.000", "3.000", 0)]
-    assert counts == (0, 0, 3, 1_000)
-
-
-def test_rewriter_moves_a_slice_that_reaches_into_the_next_by_more() -> None:
-    found, counts = snapped([slice_of(1_000, 11_000), slice_of(5_000, 10_000), slice_of(9_999, 12_000)], 1_000)
-    assert found == [("1.000", "10.000", 0), ("5.000", "5.000", 0), ("9.999", "2.001", 1)]
-    assert counts == (1, 0, 0, 0)
-
-
-# ---- Errors. ----
+        unit.rewriter.write_patches(10**6, 4)
 
 
 def test_rewriter_reports_that_its_log_cannot_be_written(tmp_path: Path) -> None:
     unit = Unit(log_bytes=10, folder=str(tmp_path / "missing"))
     with pytest.raises(FileNotFoundError):
         unit.add([array([slice_of(number, number + 5) for number in range(50)])])
-
-
-def test_rewriter_leaves_nothing_of_its_log_behind(tmp_path: Path) -> None:
-    unit = Unit(log_bytes=10, folder=str(tmp_path)).add([array([slice_of(n, n + 5) for n in range(500)])])
-    assert list(tmp_path.iterdir()) == []
-    unit.finish()
-    assert list(tmp_path.iterdir()) == []

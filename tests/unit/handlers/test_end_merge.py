@@ -161,9 +161,6 @@ def test_globs_match_no_other_window_and_no_folder() -> None:
     assert FileName("{{x}}/[{rank}].json").globs(process, at) == ["{x}/[[]*].json", "{x}/[[]*]-*.json"]
 
 
-# ---- starting -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_secret_in_a_url_is_not_shown_to_other_users(caplog: pytest.LogCaptureFixture) -> None:
     url = "ftp://user:word@host/m.json"
     assert merge_process.start_merge(MergeCommand(url, ["-o", url], ["-o", url]), 1) is None

@@ -10,8 +10,9 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from tracekit.events import INSTANT, Label, Timestamps, Track
 from tracekit.handlers.event_ring import EventRing
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def events(path: str) -> list[dict[str, Any]]:
@@ -45,9 +49,6 @@ def started(recorder: FlightRecorder, clock: FakeClock | None = None, **options:
 def flush(profiler: Profiler) -> None:
     assert profiler.flush()
     assert profiler.flush()
-
-
-# ---- what a dump is -------------------------------------------------------------------------------------------------------
 
 
 def test_a_dump_has_the_form_of_a_rank_trace_and_says_why(tmp_path: Path) -> None:
@@ -76,14 +77,6 @@ def test_a_dump_has_the_form_of_a_rank_trace_and_says_why(tmp_path: Path) -> Non
     assert told == {event["name"] for event in live if event["ph"] == "M"} - {"tracekit_summary"} | {"tracekit_dump"}
 
 
-def test_nothing_is_written_while_nothing_has_happened(tmp_path: Path) -> None:
-    with started(FlightRecorder(tmp_path / "d{dump}.json")) as profiler:
-        with profiler.marker("a"):
-            pass
-        flush(profiler)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_only_the_last_seconds_are_kept(tmp_path: Path) -> None:
     clock, recorder = FakeClock(), FlightRecorder(tmp_path / "d{dump}.json", seconds=2, on_close=True)
     with started(recorder, clock, record_batches=False) as profiler:
@@ -99,6 +92,7 @@ def test_only_the_last_seconds_are_kept(tmp_path: Path) -> None:
     assert (dump["events"], dump["dropped"]) == (21, 79)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_flat_and_an_event_takes_what_it_says(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "d{dump}.json", seconds=1e6, max_bytes=4 << 20)
     with started(recorder, record_batches=False) as profiler:
@@ -171,13 +165,14 @@ def test_a_flush_that_is_larger_than_the_memory_keeps_its_newest_events(tmp_path
     recorder = FlightRecorder(tmp_path / "d{dump}.json", seconds=1e6, max_bytes=4 << 20, on_close=True)
     with started(recorder, record_batches=False) as profiler:
         marker = profiler.marker("a")
-        for number in range(200_000):
-            if number == 199_999:
+        for number in range(140_000):
+            if number == 139_999:
                 profiler.marker("last").instant()
             with marker:
                 pass
         profiler.flush()
-        assert 90_000 < recorder._ring.events < 140_000
+        assert 90_000 < recorder._ring.events < 139_000
+        assert recorder._ring.size_bytes <= 4 << 20
     assert [event["name"] for event in events(recorder.paths[0]) if event["ph"] == "i"] == ["last"]
 
 
@@ -195,28 +190,18 @@ def test_a_batch_that_is_split_is_split_in_the_order_of_time() -> None:
     assert 20_000 < len(kept) < 60_000
 
 
-# ---- when -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_dump_waits_for_the_delivery_after_it_so_that_what_led_to_it_is_in(tmp_path: Path) -> None:
+def test_a_dump_waits_for_the_delivery_after_it_and_causes_of_one_moment_share_it(tmp_path: Path) -> None:
     recorder = FlightRecorder(tmp_path / "d{dump}.json")
     with started(recorder) as profiler:
         recorder.flush()  # as if the writer were between a delivery and its flush
         profiler.marker("cause").instant()
-        recorder.dump()
+        for reason in ("a", "b", "a"):
+            recorder.dump(reason)
         recorder.flush()
         assert recorder.paths == []
         flush(profiler)
-        assert [event["name"] for event in events(recorder.paths[0]) if event["ph"] == "i"] == ["cause"]
-
-
-def test_causes_of_one_moment_share_a_dump(tmp_path: Path) -> None:
-    recorder = FlightRecorder(tmp_path / "d{dump}.json")
-    with started(recorder) as profiler:
-        for reason in ("a", "b", "a"):
-            recorder.dump(reason)
-        flush(profiler)
-        assert len(recorder.paths) == 1
+        (path,) = recorder.paths
+        assert [event["name"] for event in events(path) if event["ph"] == "i"] == ["cause"]
     assert reasons(recorder) == ["a", "b"]
 
 
@@ -262,9 +247,6 @@ def test_a_slow_step_is_dumped_with_its_events_and_then_not_again_for_a_while(tm
 def test_the_median_needs_enough_steps_and_is_not_moved_by_a_slow_one() -> None:
     slow = SlowSteps(2, window=8, least=4)
     assert [slow.usual_s(duration) for duration in (1, 9, 1, 1, 1.9, 2.1, 2.1)] == [None] * 5 + [1, None]
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------------
 
 
 def test_dumps_never_overwrite(tmp_path: Path) -> None:
@@ -328,13 +310,10 @@ def test_dumps_go_to_remote_storage() -> None:
         ({"filename": "d{dump}.txt"}, "must end with"),
         ({"filename": "d{part}.json"}, r"no field \{part\}"),
         ({"seconds": 0}, "seconds must be a number of seconds above 0, not 0"),
-        ({"seconds": float("nan")}, "seconds must be"),
         ({"max_bytes": 1000}, "at least 4194304"),
         ({"max_bytes": 1e9}, "max_bytes must be a whole number"),
         ({"slow_step": 1}, "slow_step must be a number above 1"),
-        ({"slow_step": True}, "slow_step must be"),
         ({"on_signal": signal.SIGKILL}, "on_signal must be a signal that can be caught"),
-        ({"on_signal": 9999}, "on_signal must be"),
         ({"on_signal": "USR1"}, "on_signal must be"),
         ({"num_traces_to_keep": 0}, "num_traces_to_keep must be a whole number from 1 on, not 0"),
     ],
@@ -344,19 +323,20 @@ def test_a_wrong_argument_is_refused_at_once(arguments: dict[str, Any], message:
         FlightRecorder(**arguments)
 
 
-# ---- hooks ----------------------------------------------------------------------------------------------------------------
-
-
 def hooks() -> tuple[Any, ...]:
     fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
     return sys.excepthook, threading.excepthook, signal.getsignal(signal.SIGUSR1), fd
 
 
-def test_no_hook_is_set_unless_asked_for(tmp_path: Path) -> None:
+def test_no_hook_is_set_unless_asked_for_and_nothing_is_written_while_nothing_has_happened(tmp_path: Path) -> None:
     before = hooks()
-    with started(FlightRecorder(tmp_path / "d{dump}.json", slow_step=2, on_close=True)):
+    with started(FlightRecorder(tmp_path / "d{dump}.json", slow_step=2)) as profiler:
         assert hooks() == before
+        with profiler.marker("a"):
+            pass
+        flush(profiler)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hooks_are_set_back_when_the_profiler_stops_or_does_not_start(tmp_path: Path) -> None:
@@ -373,102 +353,91 @@ def test_hooks_are_set_back_when_the_profiler_stops_or_does_not_start(tmp_path: 
     assert hooks() == before
 
 
-def test_a_signal_dumps_once_and_the_handler_before_is_called(tmp_path: Path) -> None:
-    calls: list[int] = []
-    previous = signal.signal(signal.SIGUSR1, lambda number, _: calls.append(number))
-    try:
-        recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
-        with started(recorder) as profiler:
-            for count in (1, 2):
-                signal.raise_signal(signal.SIGUSR1)
-                for _ in range(3):
-                    flush(profiler)
-                assert len(recorder.paths) == count
-                assert len(calls) == count
-        assert reasons(recorder) == ["signal SIGUSR1"] * 2
-        signal.raise_signal(signal.SIGUSR1)
-        assert len(calls) == 3
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+Signals = list[str]
 
 
-def test_a_handler_set_later_stays_and_may_call_the_one_before(tmp_path: Path) -> None:
-    calls: list[str] = []
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    """Calls of a handler of SIGUSR1 that somebody has set before."""
+    calls: Signals = []
     previous = signal.signal(signal.SIGUSR1, lambda *_: calls.append("first"))
-    try:
-        recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
-        with started(recorder):
-            ours: Any = signal.getsignal(signal.SIGUSR1)
-
-            def later(number: int, frame: Any) -> None:
-                calls.append("later")
-                ours(number, frame)
-
-            signal.signal(signal.SIGUSR1, later)
-        assert signal.getsignal(signal.SIGUSR1) is later
-        signal.raise_signal(signal.SIGUSR1)
-        assert calls == ["later", "first"]
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+    yield calls
+    signal.signal(signal.SIGUSR1, previous)
 
 
-def test_a_wakeup_descriptor_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
-    assert signal.set_wakeup_fd(write_end) == -1
-    try:
-        recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
-        with started(recorder) as profiler:
-            signal.raise_signal(signal.SIGUSR1)
-            flush(profiler)
-            assert reasons(recorder) == ["signal SIGUSR1"]
-        assert os.read(read_end, 10) == bytes([signal.SIGUSR1])
-    finally:
-        assert signal.set_wakeup_fd(-1) == write_end
-        os.close(read_end)
-        os.close(write_end)
-
-
-def test_a_wakeup_descriptor_set_later_is_kept_and_the_python_handler_takes_over(tmp_path: Path) -> None:
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)
+def test_a_signal_dumps_once_and_the_handler_before_is_called(tmp_path: Path, signals: Signals) -> None:
     recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
-    try:
-        with started(recorder) as profiler:
-            ours = signal.set_wakeup_fd(write_end)
+    with started(recorder) as profiler:
+        for count in (1, 2):
             signal.raise_signal(signal.SIGUSR1)
-            flush(profiler)
-            assert reasons(recorder) == ["signal SIGUSR1"]
-        assert signal.set_wakeup_fd(-1) == write_end
-        os.fstat(ours)  # still open: who took it may put it back
-        os.close(ours)
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(read_end)
-        os.close(write_end)
+            for _ in range(3):
+                flush(profiler)
+            assert len(recorder.paths) == count
+            assert len(signals) == count
+    assert reasons(recorder) == ["signal SIGUSR1"] * 2
+    signal.raise_signal(signal.SIGUSR1)
+    assert len(signals) == 3
 
 
-def test_a_signal_that_ends_the_process_is_refused_unless_somebody_handles_it(tmp_path: Path) -> None:
+def test_a_handler_set_later_stays_and_may_call_the_one_before(tmp_path: Path, signals: Signals) -> None:
+    recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
+    with started(recorder):
+        ours: Any = signal.getsignal(signal.SIGUSR1)
+
+        def later(number: int, frame: Any) -> None:
+            signals.append("later")
+            ours(number, frame)
+
+        signal.signal(signal.SIGUSR1, later)
+    assert signal.getsignal(signal.SIGUSR1) is later
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals == ["later", "first"]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """A pipe for numbers of signals. Afterwards no wakeup descriptor is set."""
+    ends = os.pipe()
+    os.set_blocking(ends[1], False)
+    yield ends
+    signal.set_wakeup_fd(-1)
+    for end in ends:
+        os.close(end)
+
+
+def test_a_wakeup_descriptor_of_somebody_else_is_left_alone(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    assert signal.set_wakeup_fd(pipe[1]) == -1
+    recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
+    with started(recorder) as profiler:
+        signal.raise_signal(signal.SIGUSR1)
+        flush(profiler)
+        assert reasons(recorder) == ["signal SIGUSR1"]
+    assert os.read(pipe[0], 10) == bytes([signal.SIGUSR1])
+    assert signal.set_wakeup_fd(-1) == pipe[1]
+
+
+def test_a_wakeup_descriptor_set_later_is_kept_and_the_python_handler_takes_over(
+    tmp_path: Path, pipe: tuple[int, int]
+) -> None:
+    recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1)
+    with started(recorder) as profiler:
+        ours = signal.set_wakeup_fd(pipe[1])
+        signal.raise_signal(signal.SIGUSR1)
+        flush(profiler)
+        assert reasons(recorder) == ["signal SIGUSR1"]
+    assert signal.set_wakeup_fd(-1) == pipe[1]
+    os.fstat(ours)  # still open: who took it may put it back
+    os.close(ours)
+
+
+def test_a_signal_that_ends_the_process_or_a_start_on_another_thread_is_refused(tmp_path: Path) -> None:
     before = hooks()
     recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGTERM)
     with pytest.raises(ConfigError, match="what SIGTERM does by itself would change"):
         started(recorder).start()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ConfigError, match="main thread"):
+        pool.submit(SignalTrigger(signal.SIGUSR1).install).result()
     assert hooks() == before
-
-
-def test_a_signal_needs_the_main_thread() -> None:
-    errors: list[Exception] = []
-
-    def install() -> None:
-        try:
-            SignalTrigger(signal.SIGUSR1).install()
-        except ConfigError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=install)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(errors[0])
 
 
 def test_a_signal_that_was_noticed_while_the_main_thread_hung_is_not_noticed_again_when_it_comes_to_it() -> None:
@@ -490,25 +459,19 @@ def test_a_signal_that_was_noticed_while_the_main_thread_hung_is_not_noticed_aga
         trigger.remove()
 
 
-def test_a_trigger_removed_on_another_thread_gives_the_signal_its_meaning_back(tmp_path: Path) -> None:
-    calls: list[int] = []
-    previous = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        trigger = SignalTrigger(signal.SIGUSR1)
-        trigger.install()
-        thread = threading.Thread(target=trigger.remove)
-        thread.start()
-        thread.join()
-        signal.raise_signal(signal.SIGUSR1)
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-        assert calls == []
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
-        fd = signal.set_wakeup_fd(-1)
-        assert fd >= 0
-        assert trigger._pipe is not None
-        for end in trigger._pipe:
-            os.close(end)
+def test_a_trigger_removed_on_another_thread_gives_the_signal_its_meaning_back(signals: Signals) -> None:
+    trigger = SignalTrigger(signal.SIGUSR1)
+    trigger.install()
+    thread = threading.Thread(target=trigger.remove)
+    thread.start()
+    thread.join()
+    signal.raise_signal(signal.SIGUSR1)
+    assert signals == ["first"]
+
+    signal.set_wakeup_fd(-1)
+    assert trigger._pipe is not None
+    for end in trigger._pipe:
+        os.close(end)
 
 
 def test_an_uncaught_exception_in_a_thread_is_dumped_and_the_hook_before_is_called(
@@ -517,18 +480,14 @@ def test_an_uncaught_exception_in_a_thread_is_dumped_and_the_hook_before_is_call
     seen: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", seen.append)
     recorder = FlightRecorder(tmp_path / "d{dump}.json", excepthooks=True)
-
-    def fail() -> None:
-        raise OSError("broken worker")
-
     with started(recorder) as profiler:
         for _ in range(3):
-            thread = threading.Thread(target=fail, name="loader")
+            thread = threading.Thread(target=lambda: 1 / 0, name="loader")
             thread.start()
             thread.join()
             flush(profiler)
     # Further ones within a minute are not dumped.
-    assert reasons(recorder) == ["exception in thread loader: OSError: broken worker"]
+    assert reasons(recorder) == ["exception in thread loader: ZeroDivisionError: division by zero"]
     assert len(seen) == 3
 
 

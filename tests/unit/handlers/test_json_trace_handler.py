@@ -15,12 +15,10 @@ from tracekit import (
     ConfigError,
     JSONTraceHandler,
     Profiler,
-    StorageError,
     cyclic_schedule,
     merge_traces,
     validate_trace,
 )
-from tracekit.formats.rank_trace import base_time_ns
 from tracekit.handlers.live_file import LiveFile
 from tracekit.testing import FakeClock
 
@@ -85,21 +83,6 @@ def test_async_slices_of_two_ranks_are_drawn_and_stay_apart_when_merged(tmp_path
         assert trace.rows("select count(*) from process_track where name = 'copy'")[0][0] >= 2
 
 
-def test_times_are_exact_nanoseconds_from_the_base(tmp_path: Path) -> None:
-    clock = FakeClock(wall_ns=1_795_225_970_824_242_740, monotonic_ns=77)
-    with Profiler(
-        JSONTraceHandler(tmp_path / "t.json"), rank=0, clock=clock.clock, record_batches=False, flush_interval=3600
-    ) as profiler:
-        start_ns = clock.wall_ns
-        with profiler.marker("a"):
-            clock.advance(1_234_567_891)
-    text = (tmp_path / "t.json").read_text("utf-8")
-    relative = start_ns - base_time_ns(start_ns)
-    assert base_time_ns(start_ns) == (1790857026 + 2_600_000) * 10**9
-    (line,) = [line for line in text.splitlines() if '"ph":"X"' in line]
-    assert f'"ts":{relative // 1000}.{relative % 1000:03d},"dur":1234567.891' in line
-
-
 def test_every_event_has_the_training_time_and_the_real_pid_and_tid(tmp_path: Path) -> None:
     record(tmp_path / "t.json")
     slices = [event for event in events(tmp_path / "t.json") if event["ph"] == "X" and event["name"] == "forward"]
@@ -114,12 +97,20 @@ def test_every_event_has_the_training_time_and_the_real_pid_and_tid(tmp_path: Pa
     assert all("ts" in event for event in training_times)
 
 
-def test_the_file_is_there_and_says_whose_it_is_before_the_first_event(tmp_path: Path) -> None:
-    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, flush_interval=3600):
-        text = (tmp_path / "t.json").read_text("utf-8")
-        assert text.startswith('[\n{"ph":"M","name":"tracekit_metadata"')
-        assert text.endswith("},\n")
-        assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
+def test_the_file_says_whose_it_is_before_the_first_event_and_what_was_flushed_is_whole_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with Profiler(JSONTraceHandler(path), rank=0, flush_interval=3600) as profiler:
+        assert path.read_text("utf-8").startswith('[\n{"ph":"M","name":"tracekit_metadata"')
+        assert list(tmp_path.iterdir()) == [path]
+        with profiler.marker("open"):
+            with profiler.marker("done"):
+                pass
+            assert profiler.flush()
+            live = path.read_text("utf-8")
+        assert live.endswith("},\n")
+        names = [(event["ph"], event["name"]) for event in json.loads(live.removesuffix(",\n") + "]")]
+        assert ("X", "done") in names
+        assert ("B", "open") in names
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, "rank"), ({"counts": "global"}, "global")])
@@ -134,32 +125,18 @@ def test_the_file_says_whose_samples_and_tokens_its_timestamps_count(
     assert validate_trace(str(tmp_path / "t.json")).counts == {}
 
 
-def test_what_was_flushed_is_whole_in_the_file_while_it_is_being_written(tmp_path: Path) -> None:
-    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, flush_interval=3600) as profiler:
-        with profiler.marker("open"):
-            with profiler.marker("done"):
-                pass
-            assert profiler.flush()
-            live = (tmp_path / "t.json").read_text("utf-8")
-        names = [(event["ph"], event["name"]) for event in json.loads(live.removesuffix(",\n") + "]")]
-        assert ("X", "done") in names
-        assert ("B", "open") in names
-
-
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_with_the_batch_in_its_name_every_window_has_a_file_of_its_own(tmp_path: Path, suffix: str) -> None:
+def test_with_the_batch_in_its_name_every_window_has_a_file_of_its_own(tmp_path: Path) -> None:
     schedule = cyclic_schedule(wait=1, warmup=0, active=1, repeat=2)
-    handler, _ = record(tmp_path / ("w{batch}" + suffix), batches=5, schedule=schedule)
-    assert [Path(path).name for path in handler.paths] == [f"w1{suffix}", f"w3{suffix}"]
+    handler, _ = record(tmp_path / "w{batch}.json.gz", batches=5, schedule=schedule)
+    assert [Path(path).name for path in handler.paths] == ["w1.json.gz", "w3.json.gz"]
     for batch, path in zip((1, 3), handler.paths, strict=True):
         found = events(path)
         assert found[0]["name"] == "tracekit_metadata"
         # The end of a window makes a flush of its own, at any moment, which may show the slice as a start and an end.
-        assert [event["args"]["batch"] for event in found if event["name"] == "forward" and event["ph"] in "BX"] == [
-            batch
-        ]
+        forward = [event for event in found if event["name"] == "forward" and event["ph"] in "BX"]
+        assert [event["args"]["batch"] for event in forward] == [batch]
         assert "MainThread" in [event["args"]["name"] for event in found if event["name"] == "thread_name"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"w1{suffix}", f"w3{suffix}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w1.json.gz", "w3.json.gz"]
 
 
 def test_a_slice_that_is_open_when_a_window_ends_is_closed_in_its_file_and_goes_on_in_the_next(tmp_path: Path) -> None:
@@ -208,9 +185,6 @@ def test_a_remote_name_is_uploaded_in_segments_when_the_recording_ends() -> None
     memory.rm("/bucket", recursive=True)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["trace.txt", "trace", "trace.gz", "", "x{nope}.json", "x{rank.json", "x{}.json"])
 def test_a_name_that_is_wrong_is_refused_at_once(name: str) -> None:
     with pytest.raises(ConfigError, match=r"file name|must be a text"):
@@ -223,40 +197,19 @@ def test_a_name_that_two_ranks_would_share_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_refused_before_training(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(StorageError, match="cannot be written"):
-        record(tmp_path / "t.json")
-
-
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "trace"])
-def test_a_temporary_file_that_a_killed_process_left_does_not_block_the_name(
-    tmp_path: Path, kind: str, suffix: str
-) -> None:
+def test_a_temporary_file_that_a_killed_process_left_does_not_block_the_name(tmp_path: Path, kind: str) -> None:
     """Container pids repeat, so the one that left it may have had our pid; it may also be a link to a trace."""
-    (tmp_path / "victim").write_text("precious")
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    make = {"file": Path.touch, "folder": Path.mkdir, "link": lambda path: path.symlink_to(victim)}
     stale = [tmp_path / f".{name}.{os.getpid()}.tmp" for name in ("t.json", "t.json.gz")]
     for path in stale:
-        if kind == "file":
-            path.write_text("stale")
-        elif kind == "folder":
-            path.mkdir()
-        elif kind == "link":
-            path.symlink_to(tmp_path / "victim")
-        else:
-            os.link(tmp_path / "victim", path)
-    record(tmp_path / f"t{suffix}")
-    assert len(events(tmp_path / f"t{suffix}")) > 5
-    assert sorted(tmp_path.iterdir()) == sorted([*stale, tmp_path / "victim", tmp_path / f"t{suffix}"])
-    assert (tmp_path / "victim").read_text() == "precious"
-
-
-# ---- failing writes -------------------------------------------------------------------------------------------------------
-
-
-# ---- files that are truncated in place ---------------------------------------------------------------------------------------
+        make.get(kind, lambda path: os.link(victim, path))(path)
+    record(tmp_path / "t.json.gz")
+    assert len(events(tmp_path / "t.json.gz")) > 5
+    assert sorted(tmp_path.iterdir()) == sorted([*stale, victim, tmp_path / "t.json.gz"])
+    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize("left_bytes", [0, 100])

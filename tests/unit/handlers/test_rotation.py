@@ -67,9 +67,6 @@ def works(handler: JSONTraceHandler) -> list[list[int]]:
     ]
 
 
-# ---- when a new file begins -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rotation", "wanted"),
     [
@@ -78,23 +75,15 @@ def works(handler: JSONTraceHandler) -> list[list[int]]:
         ({"rotate_seconds": 2.5}, [[0, 1, 2], [3, 4, 5]]),
         ({"rotate_every": "2ba"}, [[0, 1], [2, 3], [4, 5]]),
         ({"rotate_every": Time(8, "sp")}, [[0, 1, 2, 3, 4, 5]]),
+        ({"rotate_every": "1ep"}, [[0, 1, 2], [3, 4, 5]]),
         ({"rotate_seconds": 4, "rotate_every": "3ba"}, [[0, 1, 2], [3, 4, 5]]),
     ],
 )
 def test_a_new_file_begins_when_one_is_full(tmp_path: Path, rotation: dict[str, Any], wanted: list[list[int]]) -> None:
     handler = JSONTraceHandler(tmp_path / "p{part}.json", **rotation)
-    record(handler, epochs=1, batches=6)
-    found = works(handler)
-    # What is recorded after the last flush may begin one more.
-    assert found[: len(wanted)] == wanted
-    assert found[len(wanted) :] in ([], [[]])
-    assert names(handler) == [f"p{number}.json" for number in range(len(found))]
-
-
-def test_a_new_file_begins_with_an_epoch(tmp_path: Path) -> None:
-    handler = JSONTraceHandler(tmp_path / "p{part}.json", rotate_every="1ep")
     record(handler)
-    assert works(handler)[:2] == [[0, 1, 2], [3, 4, 5]]
+    assert [found for found in works(handler) if found] == wanted  # the end of an epoch may begin one more
+    assert names(handler) == [f"p{number}.json" for number in range(len(names(handler)))]
 
 
 def test_every_file_says_by_itself_whose_it_is_and_which_threads_and_what_time(tmp_path: Path) -> None:
@@ -109,20 +98,6 @@ def test_every_file_says_by_itself_whose_it_is_and_which_threads_and_what_time(t
         assert any(event["name"] == "tracekit_timestamp" for event in found)
         last = number == len(heads) - 1
         assert any(event["name"] == "tracekit_summary" for event in found) == last
-
-
-def test_a_slice_that_is_open_at_a_rotation_is_cut_there_and_goes_on_in_the_next_file(tmp_path: Path) -> None:
-    handler = JSONTraceHandler(tmp_path / "p{part}.json", rotate_every="1ba")
-    record(handler, epochs=1)
-    pieces = []
-    for path in handler.paths:
-        edges = [(event["ph"], event["ts"]) for event in events(path) if event["name"] == "epoch"]
-        if edges:
-            assert [phase for phase, _ in sorted(edges, key=lambda edge: edge[1])] == ["B", "E"]
-            pieces.append(sorted(round(time * 1000) for _, time in edges))
-    assert len(pieces) >= 3
-    assert [piece[1] for piece in pieces[:-1]] == [piece[0] for piece in pieces[1:]]
-    assert sum(end - start for start, end in pieces) == 3_000_000_000
 
 
 def test_a_long_silence_makes_no_empty_files(tmp_path: Path) -> None:
@@ -193,9 +168,6 @@ def test_a_start_that_is_told_late_does_not_move_the_cut_back(tmp_path: Path) ->
         [("B", "early", 100), ("B", "late", 50), ("E", "late", 100), ("E", "early", 100)],
         [("B", "early", 100), ("B", "late", 100), ("E", "late", 250), ("E", "early", 300)],
     ]
-
-
-# ---- names and failures ---------------------------------------------------------------------------------------------------
 
 
 def test_a_part_whose_name_is_taken_gets_the_next_number(tmp_path: Path) -> None:
@@ -275,22 +247,6 @@ def test_what_is_told_between_two_windows_is_in_the_next_file(tmp_path: Path) ->
     assert [event["args"]["file"] for event in events(path) if event["name"] == "tracekit_companion"] == ["torch.json"]
 
 
-# ---- what stays -----------------------------------------------------------------------------------------------------------
-
-
-def test_only_the_newest_files_are_kept_and_the_summary_tells(tmp_path: Path) -> None:
-    handler = JSONTraceHandler(tmp_path / "p{part}.json", rotate_every="1ba", num_traces_to_keep=2)
-    (tmp_path / "other.json").write_text("{}")
-    record(handler)
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["other.json", *names(handler)]
-    assert len(handler.paths) == 2
-    summary = events(handler.paths[-1])[-1]["args"]
-    assert summary["removed"]["files"] == int(names(handler)[0][1])
-    assert summary["removed"]["bytes"] > 500
-    assert summary["dropped"] == {}
-
-
 def test_all_files_together_stay_below_the_cap_while_they_are_written(tmp_path: Path) -> None:
     clock = FakeClock()
     handler = JSONTraceHandler(tmp_path / "p{part}.json", rotate_bytes=2_000, max_total_bytes=9_000)
@@ -344,14 +300,9 @@ def test_a_file_that_somebody_moved_or_that_cannot_be_removed_is_passed_over(
     ("arguments", "message"),
     [
         ({"rotate_bytes": 0}, "rotate_bytes must be a whole number from 1 on, not 0"),
-        ({"rotate_bytes": 1.5}, "rotate_bytes must be"),
-        ({"rotate_bytes": True}, "rotate_bytes must be"),
         ({"rotate_seconds": -1}, "rotate_seconds must be a number of seconds above 0, not -1"),
-        ({"rotate_seconds": "1h"}, "rotate_seconds must be"),
-        ({"rotate_seconds": float("inf")}, "rotate_seconds must be"),
         ({"rotate_every": "1h"}, "rotate_seconds= goes by time"),
         ({"rotate_every": "0.5dur"}, "rotate_every must count"),
-        ({"rotate_every": "0ba"}, "rotate_every must count"),
         ({"rotate_every": "soon"}, "rotate_every: "),
         ({"rotate_every": 5}, "rotate_every: "),
         ({"num_traces_to_keep": -1, "rotate_bytes": 9}, "num_traces_to_keep must be a whole number from 1 on, not -1"),

@@ -104,33 +104,14 @@ def test_the_start_of_an_open_slice_is_given_with_the_first_flush_that_sees_it(
             assert start in begun or not start <= cut < end
 
 
-def test_slices_that_end_in_the_order_they_began_keep_their_ends_after_a_flush() -> None:
-    _, flushed = play([(10, 100, 1), (20, 110, 1), (30, 120, 1)], cuts=[50])
-    by_track = tracks_of(flushed)
-    last_end = {
-        label: max(end for found in by_track.values() for _, end, of in found if of == label) for label in (10, 20, 30)
-    }
-    assert last_end == {10: 100, 20: 110, 30: 120}
-    for found in by_track.values():
-        assert_nested(found)
-
-
-def test_nested_slices_stay_on_their_thread() -> None:
-    buffer, flushed = play([(10, 100, 1), (20, 50, 1), (60, 90, 1), (110, 120, 1)], cuts=[55, 105])
+def test_slices_that_nest_or_touch_stay_on_their_thread_and_others_go_to_a_lane_of_its_own() -> None:
+    buffer, flushed = play([(10, 100, 1), (20, 50, 1), (50, 90, 1), (100, 120, 1)], cuts=[55, 105])
     assert set(tracks_of(flushed)) == {1}
     assert len(buffer.tracks) == 4, "no lane was made"
-
-
-def test_overlapping_slices_go_to_a_lane_with_a_readable_name_and_a_tid_of_its_own() -> None:
     buffer, flushed = play([(10, 50, 1), (30, 70, 1)], cuts=[])
     assert set(tracks_of(flushed)) == {1, 4}
     assert buffer.tracks[4].name == "thread 1 · overlap 1"
     assert buffer.tracks[4].tid >= LANE_TID
-
-
-def test_slices_that_only_touch_do_not_overlap() -> None:
-    _, flushed = play([(10, 50, 1), (50, 70, 1)], cuts=[])
-    assert set(tracks_of(flushed)) == {1}
 
 
 def test_a_thousand_flushes_with_one_long_slice_give_one_start_and_one_end() -> None:

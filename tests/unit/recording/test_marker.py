@@ -9,14 +9,13 @@ import gc
 import inspect
 import sys
 import threading
-import types
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tracekit
-from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler, core
-from tracekit.clock import SYSTEM_CLOCK, Clock
+from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
 from tracekit.recording import attached_markers, lifecycle
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.testing import FakeClock
@@ -81,50 +80,24 @@ def test_the_same_arguments_give_the_same_marker_and_others_another(run: Run) ->
     assert marker("a", categories=("x",)) is marker("a", categories=["x"])
     assert marker("a") is not marker("a", categories=("x",))
     assert marker("a", actions=[ProfilerAction.ACTIVE]) is not marker("a")
+    assert marker("a", categories="abc").categories == ("abc",)
 
 
-def test_a_category_given_as_one_text_is_one_category(run: Run) -> None:
-    assert run.profiler.marker("a", categories="abc").categories == ("abc",)
+def in_thread(use: Callable[[], object]) -> None:
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
 
 
-def test_threads_that_change_at_every_chance_lose_nothing_and_leave_the_marker_free() -> None:
-    memory = MemoryTraceHandler()
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with Profiler(memory, record_batches=False, flush_interval=0.005, rank=0) as profiler:
-            marker = profiler.marker("contended")
-
-            def work() -> None:
-                for _ in range(1500):
-                    with marker:
-                        with marker:
-                            pass
-                        marker.instant()
-
-            threads = [threading.Thread(target=work) for _ in range(6)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert (marker._start, marker._contended, marker._skipped) == (0, 0, 0)
-            assert not any(marker._stacks.values())
-    finally:
-        sys.setswitchinterval(before)
-    assert memory.stats is not None
-    assert (memory.stats.slices, memory.stats.instants) == (6 * 3000, 6 * 1500)
-    pairs = memory.slices
-    assert len(pairs) == 6 * 3000
-    assert nested_on_every_track(pairs)
-    assert all(end.wall_clock_time_ns > start.wall_clock_time_ns for start, end in pairs)
+def use_once(marker: Marker) -> None:
+    with marker:
+        pass
 
 
 def share(marker: Marker) -> None:
     """Have a thread find another one in the marker."""
     with marker:
-        thread = threading.Thread(target=lambda: marker.__enter__().__exit__(None, None, None))
-        thread.start()
-        thread.join()
+        in_thread(lambda: use_once(marker))
 
 
 @pytest.mark.parametrize(
@@ -141,22 +114,14 @@ def test_a_thread_that_asks_for_a_marker_while_another_makes_it_loses_nothing(
 ) -> None:
     adopt, main = Profiler.adopt, threading.main_thread()
 
-    def other() -> None:
-        for _ in range(5):
-            with asked(run.profiler):
-                pass
-
     def adopt_late(profiler: Profiler, marker: Marker) -> None:
         if threading.current_thread() is main:
-            thread = threading.Thread(target=other)
-            thread.start()
-            thread.join()
+            in_thread(lambda: use_once(asked(run.profiler)))
         adopt(profiler, marker)
 
     monkeypatch.setattr(Profiler, "adopt", adopt_late)
-    with asked(run.profiler):
-        pass
-    assert run.names() == ["made twice"] * 6
+    use_once(asked(run.profiler))
+    assert run.names() == ["made twice"] * 2
 
 
 def test_a_task_ends_its_slice_that_began_before_the_marker_was_shared_by_threads(run: Run) -> None:
@@ -167,18 +132,12 @@ def test_a_task_ends_its_slice_that_began_before_the_marker_was_shared_by_thread
             entered.set()
             await leave.wait()
 
-    def other_thread() -> None:
-        with marker:
-            pass
-
     async def main() -> None:
         entered, leave = asyncio.Event(), asyncio.Event()
         with marker:  # what the other thread meets
             before = asyncio.create_task(early(entered, leave))
             await entered.wait()
-            thread = threading.Thread(target=other_thread)
-            thread.start()
-            thread.join()
+            in_thread(lambda: use_once(marker))
         async with marker:
             leave.set()
             await before
@@ -243,21 +202,9 @@ def test_a_shared_marker_forgets_threads_that_have_ended(run: Run) -> None:
     marker = run.profiler.marker("a")
     share(marker)
     for _ in range(200):
-        thread = threading.Thread(target=lambda: marker.__enter__().__exit__(None, None, None))
-        thread.start()
-        thread.join()
+        in_thread(lambda: use_once(marker))
     assert len(marker._clones) <= 70
     assert len(run.slices()) == 202
-
-
-def test_an_exception_passes_and_its_type_is_kept_with_the_slice(run: Run) -> None:
-    with pytest.raises(KeyError), run.profiler.marker("a"):
-        raise KeyError("x")
-    with run.profiler.marker("a"):
-        pass
-    first, second = run.slices()
-    assert first[1].label.args == {"exception": "KeyError"}
-    assert second[1].label.args == {}
 
 
 def test_an_exception_in_a_nested_use_of_one_marker_closes_the_right_slice(run: Run) -> None:
@@ -287,9 +234,7 @@ def test_a_slice_that_was_begun_is_ended_by_any_thread_in_any_order(run: Run) ->
     first = marker.begin()
     second = marker.begin()
     assert run.slices() == []
-    thread = threading.Thread(target=first.end)
-    thread.start()
-    thread.join()
+    in_thread(first.end)
     with pytest.raises(KeyError), marker.begin():
         raise KeyError
     second.end()
@@ -320,7 +265,7 @@ def test_a_slice_that_was_begun_follows_the_schedule_at_its_begin(run: Run) -> N
     assert run.names() == ["copy"]
 
 
-def test_inline_handlers_get_slices_that_were_begun_and_so_does_a_shared_marker() -> None:
+def test_inline_handlers_get_slices_that_were_begun_also_of_a_shared_marker_and_finite_counter_values() -> None:
     found: list[Any] = []
 
     class Inline(TraceHandler):
@@ -329,15 +274,16 @@ def test_inline_handlers_get_slices_that_were_begun_and_so_does_a_shared_marker(
         def process_duration_event(self, *args: Any) -> None:
             found.append(args[:3])
 
+        def process_counter_event(self, *args: Any) -> None:
+            found.append(args[-1])
+
     with Profiler(Inline(), rank=0, record_batches=False) as profiler:
         marker = profiler.marker("m")
-        with marker:
-            thread = threading.Thread(target=marker.__enter__)
-            thread.start()
-            thread.join()
+        share(marker)
         found.clear()
         marker.begin().end()
-    assert found[:2] == [("m", (), True), ("m", (), False)]
+        marker.counter({"a": float("nan"), "b": 2, "c": "3"})  # type: ignore[dict-item]
+    assert found == [("m", (), True), ("m", (), False), {"b": 2}]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -345,19 +291,8 @@ def test_a_finish_by_a_thread_that_did_not_start_is_logged_once(
     run: Run, caplog: pytest.LogCaptureFixture, shared: bool
 ) -> None:
     marker = run.profiler.marker("m")
-
-    def in_thread(use: Callable[[], None]) -> None:
-        thread = threading.Thread(target=use)
-        thread.start()
-        thread.join()
-
-    def both() -> None:
-        with marker:
-            pass
-
     if shared:
-        with marker:
-            in_thread(both)
+        share(marker)
     marker.finish()  # of nothing at all
     assert not caplog.records
     marker.start()
@@ -382,60 +317,32 @@ def test_instants_and_counters_have_their_time_and_values(run: Run) -> None:
     assert instant.wall_clock_time_ns < counter.wall_clock_time_ns <= run.time.wall_ns
 
 
-def test_counter_values_that_are_no_finite_numbers_are_left_out_and_counted(run: Run) -> None:
-    values: dict[str, Any] = {
-        "a": float("nan"),
-        "b": float("inf"),
-        "c": "7",
-        "d": None,
-        "e": 1 << 70,
-        "f": 2,
-        "g": True,
-    }
-    run.profiler.marker("c").counter(values)
-    run.profiler.flush()
-    assert run.memory.counters[0].values == {"f": 2, "g": 1}
-    assert run.profiler.stats.dropped == {"counter values that are not numbers": 5}
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"loss": 1.0, "norm": float("nan")}, "counter 'c': 'norm' is nan, which is no finite number below 2**63"),
-        ({"loss": "7"}, "counter 'c': 'loss' is of type str, which is no finite number"),
-        ({"loss": 10**5000}, "counter 'c': 'loss' is of type int, which is no finite number"),
-        ({"1": 1.0, 1: 2.0}, "counter 'c': two of its names are the same as text"),
-        (3.0, "counter 'c' was given float, not a mapping of numbers by name, such as {'loss': 0.5}"),
-    ],
-)
-def test_who_records_counters_of_no_numbers_is_told_once(
-    run: Run, caplog: pytest.LogCaptureFixture, values: Any, words: str
-) -> None:
-    for _ in range(3):
-        run.profiler.marker("c").counter(values)
-        run.profiler.flush()
-    (told,) = [record.getMessage() for record in caplog.records if "counter" in record.getMessage()]
-    assert words in told
-    assert "are left out and counted" in told
-    assert run.profiler.stats.dropped == {"counter values that are not numbers": 3}
-
-
 def test_refused_counter_values_are_logged_once_for_each_marker_and_reason(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
+    given: list[tuple[str, Any]] = [
+        ("a", {"loss": float("nan"), "norm": float("inf")}),
+        ("a", {"loss": 1.0, "norm": object()}),
+        ("b", {"loss": float("nan")}),
+        ("b", []),
+        ("c", {"loss": 10**5000}),
+        ("d", {"1": 1.0, 1: 2.0}),
+    ]
     for _ in range(3):
-        run.profiler.marker("a").counter({"loss": float("nan"), "norm": float("inf")})
-        run.profiler.marker("a").counter({"loss": 1.0, "norm": object()})
-        run.profiler.marker("b").counter({"loss": float("nan")})
-        run.profiler.marker("b").counter([])  # type: ignore[arg-type]
+        for name, values in given:
+            run.profiler.marker(name).counter(values)
         run.profiler.flush()
     logged = [record.getMessage() for record in caplog.records]
-    assert [line.partition(", ")[0] for line in logged] == [
-        "tracekit: counter 'a': 'loss' is nan",
-        "tracekit: counter 'a': 'norm' is of type object",
-        "tracekit: counter 'b': 'loss' is nan",
-        "tracekit: counter 'b' was given list",
+    assert sorted(line.removeprefix("tracekit: counter ").partition(". Such")[0] for line in logged) == [
+        "'a': 'loss' is nan, which is no finite number below 2**63",
+        "'a': 'norm' is of type object, which is no finite number below 2**63",
+        "'b' was given list, not a mapping of numbers by name, such as {'loss': 0.5}",
+        "'b': 'loss' is nan, which is no finite number below 2**63",
+        "'c': 'loss' is of type int, which is no finite number below 2**63",
+        "'d': two of its names are the same as text",
     ]
+    assert all("are left out and counted" in line for line in logged)
+    assert run.profiler.stats.dropped == {"counter values that are not numbers": 21}
 
 
 def test_refused_counter_values_of_ever_new_names_do_not_fill_the_log(
@@ -454,25 +361,28 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
 ) -> None:
     numpy = pytest.importorskip("numpy")
     large = 2**53 + 1
-    run.profiler.marker("c").counter(
-        {
-            "array": numpy.array(0.5),
-            "whole": numpy.array(large),
-            "scalar": numpy.int64(large),
-            "float": numpy.float32(0.25),
-            "int": large,
-            "decimal": decimal.Decimal("1.5"),
-            "whole decimal": decimal.Decimal(large),
-            "fraction": fractions.Fraction(1, 4),
-            "vector": numpy.zeros(1),
-            "not a number": decimal.Decimal("NaN"),
-            "infinite": decimal.Decimal("-Infinity"),
-            "endless": decimal.Decimal("1e999999"),
-        }
-    )
+    values: dict[str, Any] = {
+        "array": numpy.array(0.5),
+        "whole": numpy.array(large),
+        "scalar": numpy.int64(large),
+        "float": numpy.float32(0.25),
+        "int": large,
+        "decimal": decimal.Decimal("1.5"),
+        "whole decimal": decimal.Decimal(large),
+        "fraction": fractions.Fraction(1, 4),
+        "bool": True,
+        "vector": numpy.zeros(1),
+        "not a number": decimal.Decimal("NaN"),
+        "infinite": decimal.Decimal("-Infinity"),
+        "endless": decimal.Decimal("1e999999"),
+        "beyond 64 bits": 1 << 70,
+        "nothing": None,
+        "text": "7",
+    }
+    run.profiler.marker("c").counter(values)
     run.profiler.flush()
-    values = run.memory.counters[0].values
-    assert values == {
+    found = run.memory.counters[0].values
+    assert found == {
         "array": 0.5,
         "whole": large,
         "scalar": large,
@@ -481,27 +391,17 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
         "decimal": 1.5,
         "whole decimal": large,
         "fraction": 0.25,
+        "bool": 1,
     }
-    assert {type(value) for value in values.values()} == {int, float}
-    assert run.profiler.stats.dropped == {"counter values that are not numbers": 4}
+    assert {type(value) for value in found.values()} == {int, float}
+    assert run.profiler.stats.dropped == {"counter values that are not numbers": 7}
     assert [record.getMessage().partition(", ")[0] for record in caplog.records] == [
         "tracekit: counter 'c': 'vector' is of type ndarray",
         "tracekit: counter 'c': 'not a number' is of type Decimal",
+        "tracekit: counter 'c': 'beyond 64 bits' is of type int",
+        "tracekit: counter 'c': 'nothing' is of type NoneType",
+        "tracekit: counter 'c': 'text' is of type str",
     ]
-
-
-def test_an_inline_handler_gets_only_counter_values_that_are_finite_numbers() -> None:
-    found: list[Any] = []
-
-    class Inline(TraceHandler):
-        inline = True
-
-        def process_counter_event(self, *args: Any) -> None:
-            found.append(args[-1])
-
-    with Profiler(Inline(), rank=0) as profiler:
-        profiler.marker("c").counter({"a": float("nan"), "b": 2, "c": "3"})
-    assert found == [{"b": 2}]
 
 
 def test_instants_at_the_edges_of_a_slice_have_its_times(run: Run) -> None:
@@ -514,18 +414,25 @@ def test_instants_at_the_edges_of_a_slice_have_its_times(run: Run) -> None:
     ]
 
 
-# ---- whether a slice is recorded is decided at its start ----------------------------------------------------------------
-
-
-def test_a_marker_with_actions_of_its_own_records_in_those_only(run: Run) -> None:
-    warm = run.profiler.marker("warm", actions=[ProfilerAction.WARMUP])
-    always = run.profiler.marker("always", actions=list(ProfilerAction))
-    for action in ProfilerAction:
-        run.set_action(action)
-        with warm, always:
-            pass
-    assert run.names().count("warm") == 1
-    assert run.names().count("always") == 4
+@pytest.mark.parametrize("made", ["before the start", "later"])
+def test_a_marker_with_actions_of_its_own_records_in_those_only(made: str) -> None:
+    run = Run()
+    run.next_action = ProfilerAction.SKIP
+    if made == "before the start":
+        markers = [run.profiler.marker("m", actions=[action]) for action in ProfilerAction]
+    with run.profiler:
+        if made == "later":
+            markers = [run.profiler.marker("m", actions=[action]) for action in ProfilerAction]
+        always = run.profiler.marker("always", actions=list(ProfilerAction))
+        usual = run.profiler.marker("usual")
+        for action in (ProfilerAction.SKIP, ProfilerAction.WARMUP, ProfilerAction.ACTIVE):
+            if action is not ProfilerAction.SKIP:
+                run.set_action(action)
+            for marker in (*markers, always, usual):
+                with marker:
+                    pass
+        found = run.names()
+    assert Counter(found) == {"m": 3, "always": 3, "usual": 2}
 
 
 def test_a_change_of_the_schedule_costs_work_for_the_markers_in_use_only(
@@ -539,22 +446,18 @@ def test_a_change_of_the_schedule_costs_work_for_the_markers_in_use_only(
     for name in ("_put", "_send_to_sleep"):
         method = getattr(AttachedMarkers, name)
 
-        def count(self: AttachedMarkers, marker: Marker, method: Any = method) -> Any:
-            done = method(self, marker)
-            if done is not False:  # it does not send a marker to sleep that is in use
-                touched.append(marker.name)
-            return done
+        def note(self: AttachedMarkers, marker: Marker, method: Any = method) -> Any:
+            touched.append(marker.name)
+            return method(self, marker)
 
-        monkeypatch.setattr(AttachedMarkers, name, count)
+        monkeypatch.setattr(AttachedMarkers, name, note)
     run.profiler.marker("step 3").start()  # not recorded, and open during the next changes
     run.set_action(ProfilerAction.ACTIVE)
     run.set_action(ProfilerAction.SKIP)
     run.set_action(ProfilerAction.ACTIVE)
     with run.profiler.marker("step 7"):
         run.set_action(ProfilerAction.SKIP)
-    own = [name for name in touched if name.startswith("step ")]  # timers of other tests may be open, too
-    assert sorted(set(own)) == ["step 3", "step 7"]
-    assert len(own) < 10
+    assert {name for name in touched if name.startswith("step ")} == {"step 3", "step 7"}
     run.profiler.marker("step 3").finish()
     run.set_action(ProfilerAction.ACTIVE)
     run.profiler.marker("step 9").instant()
@@ -636,9 +539,6 @@ def test_the_training_time_of_an_event_is_that_of_its_moment(run: Run) -> None:
     ((start, end),) = run.slices()
     assert (int(start.timestamp.batch), int(start.timestamp.epoch)) == (0, 0)
     assert (int(end.timestamp.batch), int(end.timestamp.epoch), int(end.timestamp.sample)) == (1, 1, 4)
-
-
-# ---- decorator ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("brackets", [False, True])
@@ -726,145 +626,20 @@ def test_decorated_coroutines_and_async_generators_keep_their_values(run: Run) -
     assert all(not end.label.args for _, end in run.slices())
 
 
-# ---- asyncio ------------------------------------------------------------------------------------------------------------
-
-
-def nested_on_every_track(pairs: list[tuple[SliceBegin, SliceEnd]]) -> bool:
-    by_track: dict[int, list[tuple[int, int]]] = {}
-    for start, end in pairs:
-        by_track.setdefault(start.track.tid, []).append((start.wall_clock_time_ns, -end.wall_clock_time_ns))
-    for spans in by_track.values():
-        stack: list[int] = []
-        for start_ns, minus_end_ns in sorted(spans):
-            while stack and stack[-1] <= start_ns:
-                stack.pop()
-            if stack and stack[-1] < -minus_end_ns:
-                return False
-            stack.append(-minus_end_ns)
-    return True
-
-
-@pytest.mark.parametrize("form", ["async with", "with"])
-def test_tasks_that_interleave_each_get_their_slices_and_tracks_nest(run: Run, form: str) -> None:
-    marker = run.profiler.marker("task")
-    inner = run.profiler.marker("inner")
-
-    async def work(rounds: int) -> None:
-        if form == "async with":
-            async with marker:
-                for _ in range(rounds):
-                    async with inner:
-                        await asyncio.sleep(0)
-        else:
-            with marker:
-                for _ in range(rounds):
-                    with inner:
-                        await asyncio.sleep(0)
-
-    async def main() -> None:
-        await asyncio.gather(*(work(rounds) for rounds in (3, 5, 2, 4)))
-
-    asyncio.run(main())
-    pairs = run.slices()
-    assert sorted(start.label.name for start, _ in pairs) == ["inner"] * 14 + ["task"] * 4
-    assert nested_on_every_track(pairs)
-    lengths = sorted(duration_ns(pair) for pair in pairs if pair[0].label.name == "task")
-    assert len(set(lengths)) == 4, "each task has its own duration"
-
-
-def test_tasks_share_as_few_tracks_as_can_be_and_their_names_say_whose_they_are(run: Run) -> None:
-    async def work() -> None:
-        async with run.profiler.marker("task"):
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        for _ in range(10):
-            await asyncio.gather(work(), work())
-
-    asyncio.run(main())
-    names = {start.track.name for start, _ in run.slices()}
-    assert names == {"MainThread · task 1", "MainThread · task 2"}
-
-
-# ---- module-level markers ----------------------------------------------------------------------------------------------
-
-
-def test_a_module_level_marker_records_into_the_active_profiler_only_while_there_is_one() -> None:
-    marker: Marker = tracekit.marker("module level, test")
-    with marker:
-        marker.instant()
-    run = Run()
-    with run.profiler, marker:
-        pass
-    with marker:
-        pass
-    assert [start.label.name for start, _ in run.memory.slices] == ["module level, test"]
-
-
-def test_the_innermost_profiler_has_the_module_level_markers_and_gives_them_back() -> None:
+def test_a_module_level_marker_records_into_the_innermost_profiler_and_only_while_there_is_one() -> None:
     outer, inner = Run(), Run()
 
     @tracekit.marker("innermost, test")
     def f() -> None:
         pass
 
+    f()
     with outer.profiler:
         f()
         with inner.profiler:
             f()
             f()
         f()
+    f()
     assert len(outer.memory.slices) == 2
     assert len(inner.memory.slices) == 2
-
-
-@pytest.mark.skipif(core.record is None, reason="only the methods of the core are kept")
-def test_a_marker_keeps_its_bound_methods_until_it_is_detached() -> None:
-    def bound() -> list[object]:
-        return [found for found in gc.get_referrers(marker) if isinstance(found, types.BuiltinMethodType)]
-
-    with Profiler(MemoryTraceHandler(), rank=0) as profiler:
-        marker = profiler.marker("a")
-        with marker:
-            pass
-        assert len(bound()) == 2
-        assert marker.__enter__ is marker.__enter__
-        assert type(marker).__enter__(marker) is marker
-        type(marker).__exit__(marker, None, None, None)
-    assert bound() == []
-
-
-@pytest.mark.parametrize("clock", [SYSTEM_CLOCK, FakeClock(tick_ns=10).clock], ids=["core", "Python"])
-def test_every_with_that_will_end_a_slice_is_counted_also_after_the_marker_changed_its_state(clock: Clock) -> None:
-    actions = iter([ProfilerAction.ACTIVE, ProfilerAction.SKIP, ProfilerAction.SKIP])
-    with Profiler(MemoryTraceHandler(), lambda _: next(actions), rank=0, clock=clock) as profiler:
-        marker = profiler.marker("a")
-        # From CPython 3.14 on, `with` binds no method of a Python class, and the frames of running functions are not visible.
-        is_seen = sys.version_info < (3, 14) or not isinstance(type(marker).__exit__, types.FunctionType)
-
-        def assert_counted(exits: int) -> None:
-            counted = attached_markers._exits_to_come([marker])[id(marker)]
-            assert counted == exits if is_seen else counted <= exits
-
-        with marker, marker, marker:
-            assert_counted(3)
-            profiler.step()
-            with marker:
-                assert_counted(4)
-            assert_counted(3)
-        assert_counted(0)
-
-
-def test_recording_causes_no_garbage_collection(run: Run) -> None:
-    marker = run.profiler.marker("a")
-    collections: list[int] = []
-    gc.collect()
-    gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
-    try:
-        for _ in range(20_000):
-            with marker:
-                pass
-            marker.instant()
-    finally:
-        gc.callbacks.pop()
-    assert collections == []

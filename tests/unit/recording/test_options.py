@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, SystemProfiler
-from tracekit.recording.options import SETTINGS, ProfilerOptions
+from tracekit.recording.options import ProfilerOptions
+
+HANDLER = MemoryTraceHandler()
 
 
 def test_profiler_and_its_options_have_the_same_names_and_defaults() -> None:
@@ -22,10 +24,13 @@ def test_profiler_and_its_options_have_the_same_names_and_defaults() -> None:
     ("options", "message"),
     [
         ({"trace_handlers": "x"}, "trace_handlers must be a TraceHandler or a list of them, not 'x'"),
+        ({"trace_handlers": [MemoryTraceHandler]}, "trace_handlers must be a TraceHandler or a list of them, not .*"),
+        ({"trace_handlers": [HANDLER, HANDLER]}, "trace_handlers names one TraceHandler twice"),
         ({"sources": [3]}, r"sources must be a Source or a list of them, not \[3\]"),
         ({"schedule": 3}, r"schedule must be a function of the Timestamp, such as cyclic_schedule\(...\), not 3"),
         ({"timestamp": 3}, "timestamp must be a Timestamp, not 3"),
         ({"counts": "all"}, "counts must be one of 'rank', 'global', not 'all'"),
+        ({"counts": ["rank"]}, "counts must be one of 'rank', 'global', not .*"),
         ({"flush_interval": 0}, "flush_interval must be a number of seconds above 0, not 0"),
         ({"shutdown_timeout": "1"}, "shutdown_timeout must be a number of seconds above 0, not '1'"),
         ({"sigterm_grace": -1}, "sigterm_grace must be a number of seconds above 0, not -1"),
@@ -46,17 +51,3 @@ def test_options_are_frozen_and_hold_tuples() -> None:
     assert (options.trace_handlers, options.sources) == ((handler,), (source,))
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.flush_interval = 1.0  # type: ignore[misc]
-
-
-def test_settings_are_the_options_with_plain_values() -> None:
-    assert set(SETTINGS) == {
-        "record_batches",
-        "flush_interval",
-        "max_buffered_events",
-        "max_buffered_bytes",
-        "on_full",
-        "shutdown_timeout",
-        "sigterm_grace",
-        "private",
-    }
-    assert all(default == getattr(ProfilerOptions(), name) for name, (default, _) in SETTINGS.items())

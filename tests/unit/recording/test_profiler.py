@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,7 +24,7 @@ from tracekit import (
     active_profiler,
     cyclic_schedule,
 )
-from tracekit.events import INSTANT, WIDTH, EventBatch, Instant, Label, Timestamps, Track
+from tracekit.events import INSTANT, WIDTH, EventBatch, Instant, Label, SliceEnd, Timestamps, Track
 from tracekit.recording.batches import Batches
 from tracekit.recording.event_order import EventOrder
 from tracekit.recording.failures import Failures
@@ -105,78 +102,18 @@ def profiler(*handlers: TraceHandler, **options: Any) -> Profiler:
     return Profiler(list(handlers), rank=0, run_id="test", **options)
 
 
-# ---- life -----------------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_active_between_start_and_stop_and_a_second_stop_does_nothing() -> None:
+def test_it_is_active_between_start_and_stop_and_cannot_be_started_again() -> None:
     one = profiler()
     assert active_profiler() is None
     one.start()
     assert active_profiler() is one
+    with pytest.raises(ConfigError, match="started before"):
+        one.start()
     one.stop()
     one.stop()
     assert active_profiler() is None
-
-
-def test_a_profiler_that_was_used_cannot_be_started_again() -> None:
-    one = profiler()
-    with one, pytest.raises(ConfigError, match="started before"):
-        one.start()
     with pytest.raises(ConfigError, match="stopped before"):
         one.start()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"trace_handlers": "traces/rank0.json"}, "trace_handlers must be a TraceHandler"),
-        ({"trace_handlers": [MemoryTraceHandler]}, "trace_handlers must be"),
-        ({"sources": [MemoryTraceHandler()]}, "sources must be a Source"),
-        ({"schedule": 3}, "schedule must be a function"),
-        ({"timestamp": 3}, "timestamp must be a Timestamp"),
-        ({"counts": "all"}, "counts must be one of 'rank', 'global', not 'all'"),
-        ({"counts": None}, "counts must be one of"),
-        ({"counts": ["rank"]}, "counts must be one of"),
-        ({"flush_interval": 0}, "above 0"),
-        ({"max_buffered_events": 0}, "whole number from 1 on"),
-        ({"shutdown_timeout": -1}, "above 0"),
-    ],
-)
-def test_wrong_arguments_are_refused_with_what_is_accepted(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Profiler(**options)
-
-
-def test_a_handler_given_twice_is_refused() -> None:
-    handler = MemoryTraceHandler()
-    with pytest.raises(ConfigError, match="twice"):
-        Profiler([handler, handler])
-
-
-def test_a_wrong_rank_is_refused_when_it_starts() -> None:
-    with pytest.raises(ConfigError, match="rank 3 is not below world_size 2"):
-        Profiler(rank=3, world_size=2).start()
-    assert active_profiler() is None
-
-
-def test_handlers_that_were_opened_are_closed_when_another_cannot_be() -> None:
-    closed: list[bool] = []
-
-    class Good(TraceHandler):
-        def close(self) -> None:
-            closed.append(True)
-
-    class Bad(TraceHandler):
-        def open(self, recording: Any) -> None:
-            raise OSError("no room")
-
-    with pytest.raises(HandlerError, match="Bad cannot be opened: no room"):
-        profiler(Good(), Bad()).start()
-    assert closed == [True]
-    assert active_profiler() is None
-
-
-# ---- the training loop ----------------------------------------------------------------------------------------------------
 
 
 def test_step_epoch_and_iteration_advance_the_training_time() -> None:
@@ -201,72 +138,56 @@ def test_a_wrong_count_is_reported_and_the_batch_counted_all_the_same(count: Any
         assert one.stats.failures == {"step": 1}
 
 
-def test_the_loop_hooks_come_in_order_from_the_writer_thread() -> None:
-    calls = Calls()
-    with profiler(calls) as one:
-        one.step()
-        one.next_epoch()
-        one.step()
-    assert calls.calls == [
-        ("epoch start", 0),
-        ("batch start", 0),
-        ("batch end", 1),
-        ("epoch end", 1),
-        ("window end", 1),  # without a schedule, an epoch is a window
-        ("epoch start", 1),
-        ("batch start", 1),
-        ("batch end", 2),
-    ]
-    assert calls.threads == {"tracekit-writer Calls"}
-
-
 def hooks_of(calls: Calls) -> list[str]:
     return [f"{name} {number}" for name, number in calls.calls if name not in ("B", "E", "window end")]
 
 
-def test_hooks_of_batches_and_epochs_that_do_not_happen_are_not_called() -> None:
+@pytest.mark.parametrize("batches", [2, 0])
+def test_hooks_of_batches_and_epochs_that_do_not_happen_are_not_called(batches: int) -> None:
     calls = Calls()
     with profiler(calls) as one:
         for _ in range(2):
-            for _ in one.iterate([1, 2], "loader"):
+            for _ in one.iterate(range(batches), "loader"):
                 one.marker("loss").counter({"loss": 1.0})
                 one.step()
             one.next_epoch()
-        one.next_epoch()  # without a batch in it
-        one.flush()
-    assert hooks_of(calls) == [
-        *("epoch start 0", "batch start 0", "batch end 1", "batch start 1", "batch end 2", "epoch end 1"),
-        *("epoch start 1", "batch start 2", "batch end 3", "batch start 3", "batch end 4", "epoch end 2"),
-    ]
-
-
-def test_a_profiler_that_sees_no_batch_calls_no_hook() -> None:
-    calls = Calls()
-    with profiler(calls) as one:
-        for _ in one.iterate([], "loader"):
-            raise AssertionError
         one.marker("loss").counter({"loss": 1.0})
+        one.next_epoch()  # without a batch in it
         one.next_iteration()
-    assert hooks_of(calls) == []
-
-
-class RecordsBetweenBatches(Source):
-    """Records a slice when a batch ends, as the export of torch.profiler does."""
-
-    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
-        self.marker = recorder.marker("export")
-
-    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
-        with self.marker:
-            pass
-
-    def close(self) -> None:
-        pass
+        one.flush()
+    found = [f"{name} {number}" for name, number in calls.calls if name not in "BE"]
+    # Without a schedule, an epoch is a window.
+    assert (found if batches else hooks_of(calls)) == [
+        *(
+            "epoch start 0",
+            "batch start 0",
+            "batch end 1",
+            "batch start 1",
+            "batch end 2",
+            "epoch end 1",
+            "window end 2",
+        ),
+        *(
+            "epoch start 1",
+            "batch start 2",
+            "batch end 3",
+            "batch start 3",
+            "batch end 4",
+            "epoch end 2",
+            "window end 4",
+        ),
+    ][: 7 * batches]
+    assert calls.threads == {"tracekit-writer Calls"}
 
 
 def test_a_slice_of_a_source_between_batches_begins_no_batch() -> None:
+    class Exports(RecordingSource):
+        def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+            with self.recorder.marker("export"):
+                pass
+
     calls = Calls()
-    with profiler(calls, sources=RecordsBetweenBatches()) as one:
+    with profiler(calls, sources=Exports()) as one:
         for _ in range(2):
             with one.marker("work"):
                 pass
@@ -309,16 +230,18 @@ def test_a_batch_starts_at_the_first_event_of_the_training_thread_or_with_its_va
     assert hooks_of(calls).count("batch start 1") == 1
 
 
-def test_a_loader_that_fails_starts_no_batch_and_the_next_event_does() -> None:
+def test_a_loader_that_fails_raises_and_starts_no_batch_but_the_next_event_does() -> None:
     def broken() -> Any:
         yield 1
-        raise OSError
+        raise OSError("gone")
 
     calls = Calls()
     with profiler(calls) as one:
-        with suppress(OSError):
-            for _ in one.iterate(broken()):
-                one.step()
+        batches = one.iterate(broken())
+        next(batches)
+        one.step()
+        with pytest.raises(OSError, match="gone"):
+            next(batches)
         one.flush()
         assert hooks_of(calls) == ["epoch start 0", "batch start 0", "batch end 1"]
         one.marker("m").instant()
@@ -357,28 +280,6 @@ def test_iterate_yields_everything_and_records_the_waiting() -> None:
     assert memory.slices[0][0].label.categories == ("data",)
 
 
-def test_iterate_passes_on_the_exception_of_the_iterable() -> None:
-    def broken() -> Any:
-        yield 1
-        raise OSError("gone")
-
-    with profiler() as one, pytest.raises(OSError, match="gone"):
-        list(one.iterate(broken()))
-
-
-def test_every_batch_is_a_slice_on_a_track_of_its_own() -> None:
-    memory = MemoryTraceHandler()
-    with profiler(memory, record_batches=True) as one:
-        for _ in range(3):
-            one.step()
-    assert [(start.label.name, start.track.name, int(start.timestamp.batch)) for start, _ in memory.slices] == [
-        ("batch", "training loop", number) for number in range(3)
-    ]
-
-
-# ---- schedule, windows, sources -------------------------------------------------------------------------------------------
-
-
 def run_loop(one: Profiler, epochs: int, batches: int, *, sized: bool) -> None:
     with one:
         for _ in range(epochs):
@@ -400,83 +301,31 @@ def test_one_schedule_drives_markers_and_sources_and_every_window_is_saved() -> 
     assert len([call for call in calls.calls if call == ("B", "work")]) == 12, "warm-up and active batches"
 
 
-def test_the_last_batch_of_an_epoch_saves_its_window_when_the_length_is_known() -> None:
-    source = RecordingSource()
-    one = profiler(schedule=cyclic_schedule(warmup=1, active=4, repeat=0), sources=source)
-    run_loop(one, epochs=1, batches=3, sized=True)
-    assert source.told == [("open", W), (W, A), (A, V), (V, S), (S, W), "close"]
-
-
-def test_an_epoch_of_unknown_length_ends_its_window_too() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "sized", "told", "ends"),
+    [
+        (cyclic_schedule(warmup=1, active=4, repeat=0), 1, True, [W, (W, A), (A, V), (V, S), (S, W)], [3]),
+        (cyclic_schedule(warmup=1, active=4, repeat=0), 1, False, [W, (W, A), (A, A), (A, A), (V, W)], [3]),
+        (
+            cyclic_schedule(warmup=0, active=4, repeat=1, per="run"),
+            2,
+            True,
+            [A, (A, A), (A, A), (A, V), (V, S), (S, S), (S, S)],
+            [4],
+        ),
+        # The window of the batch that does not come is ended without one.
+        (None, 2, True, [A, (A, A), (A, A), (A, A), (V, A), (A, A), (A, A), (A, A), (V, A), (S, S)], [3, 6]),
+        (lambda at: A if int(at.batch) in (0, 1) else S, 1, True, [A, (A, A), (V, S), (S, S)], [2]),
+    ],
+    ids=["epoch of known length", "epoch of unknown length", "per run", "no schedule", "the user's own drops it"],
+)
+def test_a_window_that_is_cut_short_is_saved(
+    schedule: Any, epochs: int, sized: bool, told: list[Any], ends: list[int]
+) -> None:
     source, calls = RecordingSource(), Calls()
-    one = profiler(calls, schedule=cyclic_schedule(warmup=1, active=4, repeat=0), sources=source)
-    run_loop(one, epochs=1, batches=3, sized=False)
-    assert source.told == [("open", W), (W, A), (A, A), (A, A), (V, W), "close"]
-    assert [call[1] for call in calls.calls if call[0] == "window end"] == [3]
-
-
-def test_a_schedule_per_run_has_windows_that_reach_over_the_end_of_an_epoch() -> None:
-    source = RecordingSource()
-    one = profiler(schedule=cyclic_schedule(warmup=0, active=4, repeat=1, per="run"), sources=source)
-    run_loop(one, epochs=2, batches=3, sized=True)
-    assert (V, S) in source.told
-    assert sum(told[0] is V for told in source.told if isinstance(told, tuple)) == 1
-
-
-def test_without_a_schedule_everything_is_active_and_each_epoch_is_a_window() -> None:
-    source = RecordingSource()
-    run_loop(profiler(sources=source), epochs=2, batches=2, sized=True)
-    # The window of the batch that does not come is ended without one.
-    assert source.told == [("open", A), (A, A), (A, A), (V, A), (A, A), (A, A), (V, A), (S, S), "close"]
-
-
-def test_a_schedule_of_the_users_own_that_drops_a_window_ends_it() -> None:
-    source = RecordingSource()
-
-    def schedule(timestamp: Timestamp) -> ProfilerAction:
-        return A if int(timestamp.batch) in (1, 2) else S
-
-    run_loop(profiler(schedule=schedule, sources=source), epochs=1, batches=4, sized=True)
-    assert source.told == [("open", S), (S, A), (A, A), (V, S), (S, S), "close"]
-
-
-def test_a_profiler_that_already_runs_can_count_on_from_a_checkpoint() -> None:
-    memory = MemoryTraceHandler()
-    schedule = cyclic_schedule(skip_first=1, warmup=0, active=1)
-    with profiler(memory, schedule=schedule) as one:
-        one.resume_at(Timestamp(epoch=1, batch=13, batch_in_epoch=3, sample=130))
-        assert one.action is S
-        one.step(samples=10)
-        assert one.action is V
-        one.marker("m").instant()
-        one.step(samples=10)
-        assert one.action is S
-    (event,) = memory.events
-    now = event.timestamp
-    assert (int(now.epoch), int(now.batch), int(now.batch_in_epoch), int(now.sample)) == (1, 14, 4, 140)
-
-
-def test_the_batch_that_runs_begins_where_a_profiler_is_told_to_count_on() -> None:
-    clock, memory = FakeClock(), MemoryTraceHandler()
-    with profiler(memory, clock=clock.clock, record_batches=True) as one:
-        clock.advance(5_000_000_000)  # the framework sets itself up
-        one.resume_at(one.timestamp)
-        clock.advance(1_000_000_000)
-        one.step()
-    ((begin, end),) = memory.slices
-    assert end.wall_clock_time_ns - begin.wall_clock_time_ns == 1_000_000_000
-    assert one.timestamp.total_wct == timedelta(seconds=1)
-
-
-def test_a_profiler_that_is_not_started_yet_starts_where_it_is_told() -> None:
-    calls = Calls()
-    one = profiler(calls)
-    one.resume_at(Timestamp(batch=7))
-    assert not one.started
-    with one:
-        assert one.started
-        one.begin_batch()
-    assert ("batch start", 7) in calls.calls
+    run_loop(profiler(calls, schedule=schedule, sources=source), epochs=epochs, batches=3, sized=sized)
+    assert source.told == [("open", told[0]), *told[1:], "close"]
+    assert [call[1] for call in calls.calls if call[0] == "window end"] == ends
 
 
 @pytest.mark.parametrize(("duration", "expected_s"), [(timedelta(seconds=5), 5), (timedelta(seconds=-1), 2), (None, 2)])
@@ -489,31 +338,52 @@ def test_the_loop_may_say_how_long_a_batch_took(duration: timedelta | None, expe
         assert bool(one.stats.failures) is (duration is not None and duration < timedelta(0))
 
 
-def test_what_was_no_training_is_left_out_of_a_batch_that_is_restarted() -> None:
+@pytest.mark.parametrize("how", ["restart_batch", "resume_at"])
+def test_what_was_no_training_is_left_out_of_a_batch_that_begins_again(how: str) -> None:
     clock, memory = FakeClock(), MemoryTraceHandler()
     with profiler(memory, clock=clock.clock, record_batches=True) as one:
-        clock.advance(5_000_000_000)
-        one.restart_batch()
+        clock.advance(5_000_000_000)  # the framework sets itself up
+        if how == "restart_batch":
+            one.restart_batch()
+        else:
+            one.resume_at(one.timestamp)
         clock.advance(2_000_000_000)
         one.step()
         assert one.timestamp.batch_wct == one.timestamp.total_wct == timedelta(seconds=2)
     ((start, end),) = memory.slices
+    assert (start.label.name, start.track.name) == ("batch", "training loop")
     assert end.wall_clock_time_ns - start.wall_clock_time_ns == 2_000_000_000
 
 
-def test_a_resumed_run_counts_its_schedule_from_where_it_was_resumed_in_that_epoch_only() -> None:
-    source = RecordingSource()
-    resumed = Timestamp(epoch=1, batch=13, batch_in_epoch=3)
-    one = profiler(schedule=cyclic_schedule(skip_first=1, warmup=1, active=1), sources=source, timestamp=resumed)
+@pytest.mark.parametrize("when", ["made", "before the start", "while it runs"])
+def test_a_resumed_run_counts_on_and_its_schedule_from_where_it_was_resumed_in_that_epoch_only(when: str) -> None:
+    source, calls, memory = RecordingSource(), Calls(), MemoryTraceHandler()
+    resumed = Timestamp(epoch=1, batch=13, batch_in_epoch=3, sample=130)
+    one = profiler(
+        *(calls, memory),
+        schedule=cyclic_schedule(skip_first=1, warmup=1, active=1),
+        sources=source,
+        timestamp=resumed if when == "made" else None,
+    )
+    if when == "before the start":
+        one.resume_at(resumed)
+    assert not one.started
     with one:
+        if when == "while it runs":
+            one.resume_at(resumed)
+        one.begin_batch()
         for _ in range(4):
-            one.step()
+            one.step(samples=10)
+            one.marker("m").instant()
         one.next_epoch()
         for _ in range(3):
             one.step()
     assert source.told == [
         ("open", S), (S, W), (W, V), (V, S), (S, S), (S, W), (W, V), (V, S), "close",
     ]  # fmt: skip
+    assert calls.calls[1] == ("batch start", 13)
+    now = memory.events[0].timestamp
+    assert (int(now.epoch), int(now.batch), int(now.batch_in_epoch), int(now.sample)) == (1, 14, 4, 140)
 
 
 @pytest.mark.parametrize("returned", [None, "active", 3])
@@ -626,39 +496,6 @@ def test_a_source_that_cannot_work_stops_the_start_before_anything_runs() -> Non
     assert wrong.told == []
 
 
-# ---- delivery -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_slice_that_is_open_at_a_flush_has_its_start_delivered_before_its_finish() -> None:
-    calls = Calls()
-    with profiler(calls) as one, one.marker("outer"):
-        with one.marker("first"):
-            pass
-        one.flush()
-        delivered = [call for call in calls.calls if call[0] in "BE"]
-        assert delivered == [("B", "outer"), ("B", "first"), ("E", "first")]
-        with one.marker("second"):
-            pass
-        one.flush()
-    assert [call for call in calls.calls if call[0] in "BE"] == [
-        ("B", "outer"), ("B", "first"), ("E", "first"), ("B", "second"), ("E", "second"), ("E", "outer"),
-    ]  # fmt: skip
-
-
-def test_window_end_comes_after_all_events_of_the_window_and_before_later_ones() -> None:
-    calls = Calls()
-    with profiler(calls, schedule=cyclic_schedule(warmup=0, active=1, repeat=0)) as one:
-        for number in range(3):
-            with one.marker(f"batch {number}"):
-                pass
-            one.step()
-    order = [call for call in calls.calls if call[0] in ("B", "E", "window end")]
-    expected: list[tuple[Any, ...]] = []
-    for number in range(3):
-        expected += [("B", f"batch {number}"), ("E", f"batch {number}"), ("window end", number + 1)]
-    assert order == expected
-
-
 def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -690,18 +527,6 @@ def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_
             one.step()
         recorded.set()
     assert order == ["batch 0", "end 1", "batch 1", "end 2", "batch 2", "end 3"]
-
-
-def test_the_writer_delivers_by_itself_after_the_flush_interval() -> None:
-    arrived = threading.Event()
-
-    class Waits(TraceHandler):
-        def process_events(self, batch: EventBatch) -> None:
-            arrived.set()
-
-    with profiler(Waits(), flush_interval=0.01) as one:
-        one.marker("a").instant()
-        assert arrived.wait(100)
 
 
 def test_flush_from_inside_a_handler_does_not_deadlock() -> None:
@@ -783,50 +608,46 @@ class Hangs(TraceHandler):
         self.summaries.append(summary)
 
 
-def test_a_handler_that_hangs_holds_up_no_other() -> None:
-    hangs, memory = Hangs(), MemoryTraceHandler()
-    arrived = threading.Event()
-
-    class Tells(TraceHandler):
-        def process_events(self, batch: EventBatch) -> None:
-            if any(event.label.name == "later" for event in batch):
-                arrived.set()
-
-    with profiler(hangs, memory, Tells(), flush_interval=0.01) as one:
-        one.marker("first").instant()
-        assert hangs.inside.wait(100)
-        one.marker("later").instant()
-        assert arrived.wait(100)
-        hangs.release.set()
-    assert [event.label.name for event in hangs.events] == ["first", "later"]
-    assert len(memory.instants) == 2
+def waiting_events(one: Profiler) -> int:
+    """Count the events that wait anywhere."""
+    assert one._writer is not None
+    held = getattr(one._buffer.records, "held_rows", one._buffer._held_events)
+    queued = sum(thread.waiting_events for thread in one._writer._handler_threads)
+    return len(one._buffer.records) // WIDTH + int(held) + queued
 
 
+@pytest.mark.parametrize("limit", [{"max_buffered_events": 100}, {"max_buffered_bytes": 100 * 400}])
 @pytest.mark.parametrize("on_full", ["drop_newest", "drop_oldest"])
 def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
-    on_full: str, caplog: pytest.LogCaptureFixture
+    on_full: str, limit: dict[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    hangs = Hangs()
-    one = profiler(hangs, flush_interval=0.4, max_buffered_events=100, on_full=on_full)
+    hangs, memory = Hangs(), MemoryTraceHandler()
+    one = profiler(hangs, memory, flush_interval=0.4, on_full=on_full, **limit)
+    most = 0
     with one:
         one.marker("first").instant()
         assert hangs.inside.wait(100)
         with one.marker("long"):
-            for number in range(500):
+            for number in range(2000):
                 one.marker(str(number)).instant()
+                one.marker("n").counter({"a": number, "b": 1})
+                most = max(most, waiting_events(one))
                 if number % 10 == 9:
                     one._buffer.look_after(time.perf_counter_ns())  # as every event after a flush interval does
         # A writer that is kept from the processor for 50 ms is not waited for any longer.
         assert wait_for(lambda: one._writer is not None and len(one._buffer.records) // WIDTH <= 1)
         hangs.release.set()
+    # Another thread may move events from one queue to the next while they are summed up.
+    assert 20 < most <= 2 * limit.get("max_buffered_events", 100 * 400 // 32)
     (summary,) = hangs.summaries
-    assert summary == one.stats
-    assert summary.recorded == 502
-    lost = summary.dropped["events beyond max_buffered_events"]
+    assert memory.stats is not None
+    for counts, events in ((summary, hangs.events), (memory.stats, memory.events)):
+        assert counts.recorded == 1 + 1 + 4000
+        handled = sum(not isinstance(event, SliceEnd) for event in events)
+        assert handled + sum(counts.dropped.values()) == counts.recorded
+    assert set(summary.dropped) == {"events beyond " + next(iter(limit))}
     numbers = [int(event.label.name) for event in hangs.events if event.label.name.isdigit()]
-    assert 1 + len(numbers) + lost == 501
-    assert 0 < len(numbers) <= 120
-    assert min(numbers) == 0 if on_full == "drop_newest" else max(numbers) == 499
+    assert min(numbers) == 0 if on_full == "drop_newest" else max(numbers) == 1999
     edges = [type(event).__name__ for event in hangs.events if event.label.name == "long"]
     assert edges == ["SliceBegin", "SliceEnd"], "a slice that was announced has its end"
     assert caplog.text.count("does not keep up") == 1
@@ -851,27 +672,6 @@ def test_of_a_batch_that_does_not_fit_only_what_does_not_fit_is_dropped() -> Non
     # The buffer and the handler have half of the limit each.
     assert [event.label.name for event in hangs.events] == ["first", *map(str, range(49))]
     assert one.stats.dropped == {"events beyond max_buffered_events": 31}
-
-
-def test_with_on_full_block_recording_waits_for_the_handler_and_nothing_is_lost() -> None:
-    hangs = Hangs()
-    with profiler(hangs, flush_interval=0.4, max_buffered_events=100, on_full="block") as one:
-        one.marker("first").instant()
-        assert hangs.inside.wait(100)
-
-        def record() -> None:
-            for _ in range(1000):
-                one.marker("more").instant()
-                one._buffer.look_after(time.perf_counter_ns())
-
-        thread = threading.Thread(target=record)
-        thread.start()
-        assert wait_for(lambda: one._writer is not None and one._writer._handler_threads[0].waiting_events >= 40)
-        assert one.stats.instants < 1000, "it waits"
-        hangs.release.set()
-        thread.join()
-    assert len(hangs.events) == 1001
-    assert one.stats.dropped == {}
 
 
 def test_with_on_full_block_and_a_handler_that_never_returns_the_writer_ends_with_the_profiler() -> None:
@@ -941,166 +741,54 @@ def test_an_event_of_a_handler_does_not_call_it_again() -> None:
     assert [event.label.name for event in records.events] == ["outer", "inner"]
 
 
-def test_an_inline_handler_is_called_on_the_recording_thread_at_once() -> None:
-    class Inline(Calls):
-        inline = True
-
-    inline, memory = Inline(), MemoryTraceHandler()
-    with profiler(inline, memory) as one:
-        with one.marker("a"):
-            assert inline.calls[-1] == ("B", "a")
-        assert inline.calls[-1] == ("E", "a")
-        assert inline.threads == {threading.current_thread().name}
-    assert len(memory.slices) == 1
-
-
-def test_trace_files_are_told_to_every_handler() -> None:
-    calls = Calls()
-    with profiler(calls) as one:
-        one.record_chrome_json_trace_file("somewhere/torch.json.gz")
-    assert ("file", "somewhere/torch.json.gz") in calls.calls
-
-
-# ---- clocks and forks -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step_ns", [-3_600_000_000_000, 3_600_000_000_000])
-def test_a_step_of_the_wall_clock_changes_no_duration_and_is_told(
-    step_ns: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[Any] = []
-
-    class Watches(TraceHandler):
-        def clock_anchor(self, anchor: Any, step: Any) -> None:
-            told.append((anchor, step))
-
-    clock, memory = FakeClock(tick_ns=10), MemoryTraceHandler()
-    with profiler(memory, Watches(), clock=clock.clock) as one:
-        with one.marker("outer"), one.marker("inner"):
-            clock.advance(1_000_000)
-            clock.wall_ns += step_ns
-            clock.advance(1_000_000)
-        clock.advance(61_000_000_000)
-        one.flush()
-    durations = {start.label.name: end.wall_clock_time_ns - start.wall_clock_time_ns for start, end in memory.slices}
-    assert all(2_000_000 <= duration < 2_001_000 for duration in durations.values())
-    (anchor, step), (_, step_at_the_end) = told
-    assert step_at_the_end is None
-    assert abs(step.step_ns - step_ns) < 1_000
-    assert anchor.wall_ns == pytest.approx(clock.wall_ns, abs=10_000)
-    assert "the wall clock was set by" in caplog.text
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_records_nothing_and_the_parent_goes_on() -> None:
-    memory = MemoryTraceHandler()
-    with profiler(memory) as one:
-        with one.marker("across"):
-            child = os.fork()
-            if child == 0:
-                ok = active_profiler() is None
-                with one.marker("in the child"):
-                    one.step()
-                os._exit(0 if ok and not one.flush() else 1)
-            _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-    assert [start.label.name for start, _ in memory.slices] == ["across"]
-
-
-def test_a_marker_that_records_while_others_are_skipped_does_so_from_the_start() -> None:
-    memory = MemoryTraceHandler()
-    one = profiler(memory, schedule=lambda _: ProfilerAction.SKIP)
-    early = one.marker("early", actions=[ProfilerAction.SKIP])
-    with one:
-        late = one.marker("late", actions=[ProfilerAction.SKIP])
-        for marker in (early, late, one.marker("skipped")):
-            marker.instant()
-    assert [event.label.name for event in memory.instants] == ["early", "late"]
-
-
-class KeepsInSqlite(TraceHandler):
-    """Writes as people do: one connection, made in `open`, which sqlite3 ties to the thread that made it."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.threads: set[int] = set()
-
-    def open(self, recording: Any) -> None:
-        self.threads.add(threading.get_ident())
-        self.connection = sqlite3.connect(":memory:")
-        self.connection.execute("CREATE TABLE events (name)")
-
-    def process_instant_event(
-        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
-        self.threads.add(threading.get_ident())
-        self.connection.execute("INSERT INTO events VALUES (?)", (name,))
-
-    def stopping(self, error: BaseException | None) -> None:
-        self.threads.add(threading.get_ident())
-
-    def ending(self, timeout_s: float) -> None:
-        self.threads.add(threading.get_ident())
-
-    def losses(self) -> dict[str, int]:
-        self.threads.add(threading.get_ident())
-        return {}
-
-    def close(self) -> None:
-        self.threads.add(threading.get_ident())
-        self.names = [name for (name,) in self.connection.execute("SELECT name FROM events")]
-        self.connection.close()
-
-
 def test_all_methods_of_a_handler_are_called_on_its_own_thread() -> None:
-    handler = KeepsInSqlite()
-    with profiler(handler) as one:
+    """Or one that keeps events in SQLite, whose connections are tied to a thread, would fail."""
+    called: dict[str, set[int]] = {}
+
+    class Notes(TraceHandler):
+        pass
+
+    def note(method: str, result: Any) -> Any:
+        def noted(*_: Any) -> Any:
+            called.setdefault(method, set()).add(threading.get_ident())
+            return result
+
+        return noted
+
+    methods = ("open", "process_instant_event", "stopping", "ending", "losses", "close")
+    for method in methods:
+        setattr(Notes, method, note(method, {} if method == "losses" else None))
+    with profiler(Notes()) as one:
         one.marker("a").instant()
         assert one.stats.dropped == {}
-    assert handler.names == ["a"]
     assert one.stats.failures == {}
-    assert len(handler.threads) == 1
-    assert threading.get_ident() not in handler.threads
+    assert set(called) == set(methods)
+    (thread,) = set.union(*called.values())
+    assert thread != threading.get_ident()
 
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(ConfigError("no"), ConfigError), (ValueError("no"), HandlerError), (SystemExit("no"), SystemExit)],
+    [(ConfigError("no"), ConfigError), (OSError("no"), HandlerError), (SystemExit("no"), SystemExit)],
 )
-def test_an_error_of_open_is_raised_by_start(error: BaseException, raised: type[BaseException]) -> None:
+def test_an_error_of_open_is_raised_by_start_and_the_other_handlers_are_closed(
+    error: BaseException, raised: type[BaseException]
+) -> None:
     class Refuses(TraceHandler):
         def open(self, recording: Any) -> None:
             raise error
 
-    with pytest.raises(raised, match="no"):
-        profiler(Refuses()).start()
+    class Closes(TraceHandler):
+        closed = False
 
+        def close(self) -> None:
+            self.closed = True
 
-def test_hooks_are_set_and_removed_on_the_thread_that_starts_and_stops() -> None:
-    class Hook:
-        def __init__(self, fails: bool = False) -> None:
-            self.calls: list[Any] = []
-            self.fails = fails
-
-        def install(self) -> None:
-            self.calls.append(("install", threading.get_ident()))
-            if self.fails:
-                raise ConfigError("not here")
-
-        def remove(self) -> None:
-            self.calls.append(("remove", threading.get_ident()))
-
-    here = threading.get_ident()
-    hook, refused = Hook(), Hook(fails=True)
-    handler, refuses = MemoryTraceHandler(), MemoryTraceHandler()
-    handler.hooks, refuses.hooks = [hook], [refused]
-    with profiler(handler):
-        assert hook.calls == [("install", here)]
-    assert hook.calls == [("install", here), ("remove", here)]
-    with pytest.raises(ConfigError, match="not here"):
-        profiler(refuses).start()
-    assert refused.calls == [("install", here), ("remove", here)]
+    other = Closes()
+    with pytest.raises(raised, match=r"^(Refuses cannot be opened: )?no"):
+        profiler(other, Refuses()).start()
+    assert other.closed
+    assert active_profiler() is None
 
 
 @pytest.mark.parametrize("method", ["stopping", "ending", "losses", "summary", "close"])
@@ -1134,82 +822,25 @@ def test_a_handler_that_blocks_at_the_end_does_not_hold_up_stop_or_the_others(
     assert one._writer._handler_threads[0].join(100)
 
 
-@pytest.mark.parametrize("method", ["process_instant_event", "process_counter_event", "process_duration_event"])
-def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(Calls):
         inline = True
         fails = True
 
-    def fail(self: Fails, name: str, *args: Any) -> None:
-        self._note(name)
-        if self.fails:
-            raise RuntimeError("no")
+        def process_counter_event(self, name: str, *args: Any) -> None:
+            self._note(name)
+            if self.fails:
+                raise RuntimeError("no")
 
-    setattr(Fails, method, fail)
     handler = Fails()
-
-    def record() -> None:
-        if method == "process_instant_event":
-            one.marker("a").instant()
-        elif method == "process_counter_event":
+    with profiler(handler) as one:
+        for number in range(2000):
+            handler.fails = number != 9  # the failures before are forgiven
             one.marker("a").counter({"n": 1})
-        else:
-            one.marker("a").start()
-            one.marker("a").finish()
-
-    with profiler(handler, record_batches=False) as one:
-        for _ in range(9 if method != "process_duration_event" else 4):
-            record()
-        handler.fails = False
-        record()  # the failures before are forgiven
-        handler.fails = True
-        for _ in range(2000):
-            record()
-    failures = 9 + 10 if method != "process_duration_event" else 8 + 10
-    assert handler.calls.count(("a",)) == failures + (1 if method != "process_duration_event" else 2)
-    assert one.stats.failures == {f"Fails.{method}": failures}
+    assert handler.calls == [("a",)] * 20
+    assert one.stats.failures == {"Fails.process_counter_event": 19}
     assert caplog.text.count("is left out") == 1
     assert caplog.text.count("Traceback") == 1
-
-
-def waiting_events(one: Profiler) -> int:
-    """Count the events that wait anywhere."""
-    assert one._writer is not None
-    held = getattr(one._buffer.records, "held_rows", one._buffer._held_events)
-    queued = sum(thread.waiting_events for thread in one._writer._handler_threads)
-    return len(one._buffer.records) // WIDTH + int(held) + queued
-
-
-@pytest.mark.parametrize("limit", [{"max_buffered_events": 300}, {"max_buffered_bytes": 300 * 400}])
-@pytest.mark.parametrize("on_full", ["drop_newest", "drop_oldest"])
-def test_no_more_events_wait_anywhere_than_the_limits_allow(on_full: str, limit: dict[str, int]) -> None:
-    hangs, memory = Hangs(), MemoryTraceHandler()
-    one = profiler(hangs, memory, on_full=on_full, flush_interval=0.01, record_batches=False, **limit)
-    most = recorded = 0
-    with one:
-        marker, counter = one.marker("work"), one.marker("n")
-        marker.instant()
-        assert hangs.inside.wait(100)
-        for number in range(3000):
-            with marker:
-                pass
-            marker.instant()
-            counter.counter({"a": number, "b": 1})
-            counter.counter({"single": 0.5})
-            recorded += 4
-            most = max(most, waiting_events(one))
-        hangs.release.set()
-    # Another thread may move events from one queue to the next while they are summed up.
-    limit_events = limit.get("max_buffered_events", 300 * 400 // 32)
-    assert 100 < most <= 2 * limit_events
-    (summary,) = hangs.summaries
-    assert memory.stats is not None
-    for counts, handled in ((summary, len(hangs.events) - ends(hangs.events)), (memory.stats, kept(memory))):
-        assert counts.recorded == recorded + 1
-        assert handled + sum(counts.dropped.values()) == recorded + 1
-    assert set(summary.dropped) == {"events beyond " + next(iter(limit))}
 
 
 def test_a_call_posted_while_old_events_make_room_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1235,14 +866,6 @@ def test_a_call_posted_while_old_events_make_room_disturbs_nothing(monkeypatch: 
         thread.post_events(EventBatch(record * 60, *tables))
     assert thread.waiting_events == 60
     assert dict(thread.dropped) == {BEYOND_EVENTS: 120}
-
-
-def ends(events: Sequence[Any]) -> int:
-    return sum(type(event).__name__ == "SliceEnd" for event in events)
-
-
-def kept(memory: MemoryTraceHandler) -> int:
-    return len(memory.events) - ends(memory.events)
 
 
 def test_a_full_buffer_keeps_the_end_of_a_slice_whose_start_was_delivered() -> None:
@@ -1281,64 +904,52 @@ def test_what_stop_leaves_behind_is_counted_as_dropped() -> None:
     assert hangs.summaries[0].dropped == one.stats.dropped
 
 
-def test_a_handler_that_fails_is_logged_once_left_out_in_the_end_and_its_events_counted_for_it_alone(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("failures", [9, 10])
+def test_a_handler_is_left_out_after_ten_failures_and_its_events_are_counted_for_it_alone(
+    failures: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fails(TraceHandler):
+        calls = 0
+
         def process_events(self, batch: EventBatch) -> None:
-            raise OSError("my disk")
+            self.calls += 1
+            if self.calls <= failures:
+                raise OSError("my disk")
 
     memory = MemoryTraceHandler()
     with profiler(Fails(), memory) as one:
         for _ in range(12):
             one.marker("a").instant()
             one.flush()
-        assert one.stats.failures == {"Fails.process_events": 10}
-    assert one.stats.dropped == {
-        "events on which the trace handler failed": 10,
-        "events after the trace handler was left out": 2,
-    }
+        assert one.stats.failures == {"Fails.process_events": failures}
+    dropped = {"events on which the trace handler failed": failures}
+    if failures == 10:
+        dropped["events after the trace handler was left out"] = 2
+    assert one.stats.dropped == dropped
     assert len(memory.instants) == 12
     assert memory.stats is not None
     assert memory.stats.dropped == {}
     assert caplog.text.count("OSError: my disk") == 1
-    assert caplog.text.count("left out") == 1
+    assert caplog.text.count("left out") == failures // 10
 
 
-class InOrder(Calls):
-    """Notes events and hooks with the batch that they belong to."""
-
-    def process_duration_event(
-        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
-        self._note("B" if is_start else "E", name, int(timestamp.batch))
-
-    def batch_start(self, timestamp: Timestamp) -> None:
-        self._note("batch_start", int(timestamp.batch))
-
-    def batch_end(self, timestamp: Timestamp) -> None:
-        self._note("batch_end", int(timestamp.batch))
-
-
-@pytest.mark.parametrize("step_ns", [3_000_000, 300_000_000])
-def test_hooks_come_among_the_events_in_the_order_of_time(step_ns: int) -> None:
-    handler = InOrder()
+def test_hooks_come_among_the_events_in_the_order_of_time() -> None:
+    """Also in short steps; see `TraceHandlerContract` for long ones."""
+    handler = Calls()
     clock = FakeClock(tick_ns=10)
-    with profiler(handler, clock=clock.clock, record_batches=False, flush_interval=0.004) as one, one.marker("run"):
+    with profiler(handler, clock=clock.clock, flush_interval=0.004) as one, one.marker("run"):
         for number in range(6):
             with one.marker(f"work {number}"):
-                clock.advance(step_ns)
+                clock.advance(3_000_000)
             one.step()
             if number == 2:
                 one._buffer.look_after(clock.monotonic_ns)  # a cut while "run" is open
-    calls = [call for call in handler.calls if "work" in str(call) or "batch" in call[0]]
-    expected: list[tuple[Any, ...]] = []
+    expected: list[tuple[Any, ...]] = [("epoch start", 0), ("batch start", 0), ("B", "run")]
     for number in range(6):
         work = f"work {number}"
-        expected += [("batch_start", number), ("B", work, number), ("E", work, number), ("batch_end", number + 1)]
-    assert calls == expected
-    starts = [call for call in handler.calls if call[:2] == ("B", "run")]
-    assert handler.calls.index(starts[0]) < handler.calls.index(("B", "work 0", 0))
+        expected += [("batch start", number)] * (number > 0)
+        expected += [("B", work), ("E", work), ("batch end", number + 1)]
+    assert handler.calls == [*expected, ("E", "run")]
 
 
 def test_an_event_that_comes_late_is_put_into_its_place_within_the_grace_period_and_counted_after_it() -> None:
@@ -1370,45 +981,26 @@ def test_an_event_that_comes_late_is_put_into_its_place_within_the_grace_period_
     assert order.late == 1
 
 
-@pytest.mark.parametrize("flushed", [False, True])
-def test_the_slice_of_a_batch_longer_than_the_grace_period_starts_in_its_place(flushed: bool) -> None:
-    handler = InOrder()
-    clock = FakeClock(tick_ns=10)
-    with profiler(handler, clock=clock.clock, record_batches=True, flush_interval=0.004) as one:
-        for number in range(4):
-            with one.marker(f"work {number}"):
-                clock.advance(500_000_000)
-                assert not flushed or one.flush()
-            clock.advance(500_000_000)
-            one._buffer.look_after(clock.monotonic_ns)  # a cut, at which the work is due
-            one.step()
-    expected: list[tuple[Any, ...]] = []
-    for number in range(4):
-        work = f"work {number}"
-        expected += [("batch_start", number), ("B", "batch", number), ("B", work, number), ("E", work, number)]
-        expected += [("E", "batch", number + 1), ("batch_end", number + 1)]
-    assert [call for call in handler.calls if call[0] in ("B", "E", "batch_start", "batch_end")] == expected
-    assert not one.stats.failures
-
-
 def test_a_batch_that_runs_when_recording_ends_is_finished_for_a_handler_of_single_events_and_in_no_file() -> None:
-    handler, memory = InOrder(), MemoryTraceHandler()
+    handler, memory = Calls(), MemoryTraceHandler()
+
+    def edges() -> list[Any]:
+        assert one.flush()
+        return [call[0] for call in handler.calls if call[1] == "batch"]
+
     with profiler(handler, memory, record_batches=True) as one:
         one.marker("work").instant()
         one.step()
-        one.flush()  # no batch has begun
-        assert [call for call in handler.calls if call[:2] == ("B", "batch")] == [("B", "batch", 0)]
+        assert edges() == ["B", "E"], "no batch has begun"
         one.marker("work").instant()
-        one.flush()
-        assert [call for call in handler.calls if call[:2] == ("B", "batch")] == [("B", "batch", 0), ("B", "batch", 1)]
-        assert [call[:2] for call in handler.calls].count(("E", "batch")) == 1
-    assert [call[:2] for call in handler.calls].count(("E", "batch")) == 2
+        assert edges() == ["B", "E", "B"]
+    assert [call[0] for call in handler.calls if call[1] == "batch"] == ["B", "E", "B", "E"]
     assert [begin.label.name for begin, _ in memory.slices] == ["batch"]
     assert one.stats.slices == 1
 
 
 def test_the_slice_of_a_batch_that_waits_for_its_data_starts_after_what_was_delivered_meanwhile() -> None:
-    handler = InOrder()
+    handler = Calls()
     clock = FakeClock(tick_ns=10)
 
     def values(one: Profiler) -> Any:
@@ -1420,10 +1012,11 @@ def test_the_slice_of_a_batch_that_waits_for_its_data_starts_after_what_was_deli
     with profiler(handler, clock=clock.clock, record_batches=True) as one:
         for _ in one.iterate(values(one), "fetch"):
             one.step()
-    calls = [call for call in handler.calls if call[0] in ("B", "E", "batch_start", "batch_end")]
-    batches = [call for call in calls if "batch" in (*call[:2], call[0][:5])]
-    assert batches.count(("B", "batch", 1)) == 1
-    assert calls.index(("B", "fetch", 1)) < calls.index(("B", "batch", 1)) < calls.index(("E", "batch", 2))
+    assert [f"{call[0]} {call[1]}" for call in handler.calls if call[0] in "BE"] == [
+        *("B batch", "B fetch", "E fetch", "E batch"),
+        *("B fetch", "B batch", "E fetch", "E batch"),
+        *("B fetch", "E fetch"),
+    ]
     assert not one.stats.failures
 
 
@@ -1452,14 +1045,11 @@ def test_hooks_for_a_handler_that_blocks_for_ever_are_bounded_and_counted(monkey
 
 
 def test_the_writer_never_waits_for_a_thread_that_was_interrupted_while_it_began_a_batch() -> None:
-    handler = InOrder()
-    with profiler(handler, record_batches=False) as one:
+    handler = Calls()
+    with profiler(handler) as one:
         assert one._writer is not None
         with one._batches._lock:  # as a signal handler finds it, or Ctrl-C leaves it
             one.marker("work").instant()
             assert one.flush(60.0)  # a hang guard
             one.step()
-    assert [call for call in handler.calls if call[0] in ("batch_start", "batch_end")] == [
-        ("batch_start", 0),
-        ("batch_end", 1),
-    ]
+    assert hooks_of(handler) == ["epoch start 0", "batch start 0", "batch end 1"]

@@ -11,7 +11,6 @@ import pytest
 
 from tracekit.errors import ConfigError
 from tracekit.recording.schedule import CyclicSchedule, ProfilerAction, cyclic_schedule
-from tracekit.timestamp import Timestamp
 
 LETTERS = {
     ProfilerAction.SKIP: "S",
@@ -77,53 +76,24 @@ def test_an_action_equals_its_value_and_hashes_like_it() -> None:
     assert (str(action), f"{action}") == ("ProfilerAction.ACTIVE",) * 2
 
 
-def test_per_epoch_every_epoch_starts_again() -> None:
-    schedule = cyclic_schedule(active=4, repeat=0, epoch_length=7)
-    assert actions(schedule, 7, epoch=3, epoch_start=21) == "WAAAVWV"
+AT_3 = at(3, epoch=1, batch=10)
 
 
-def test_per_run_the_count_goes_on_and_an_epoch_does_not_cut_a_window() -> None:
-    schedule = cyclic_schedule(wait=1, active=3, repeat=0, per="run", epoch_length=4)
-    assert actions(schedule, 4) + actions(schedule, 4, epoch=1, epoch_start=4) == "SWAAVSWA"
-
-
-def test_a_resumed_run_is_counted_from_where_it_was_resumed() -> None:
-    schedule = cyclic_schedule(skip_first=1, active=2).resumed_at(at(3))
-    assert actions(schedule, 10) == "SSSSWAVSSS"
-
-
-def test_the_resume_offset_holds_in_the_resumed_epoch_only() -> None:
-    schedule = cyclic_schedule(active=2).resumed_at(at(3, epoch=5, batch=53))
-    assert actions(schedule, 7, epoch=5, epoch_start=50) == "SSSWAVS"
-    assert actions(schedule, 7, epoch=6, epoch_start=57) == "WAVSSSS"
-
-
-def test_per_run_the_resume_offset_is_counted_in_batches_of_the_run() -> None:
-    schedule = cyclic_schedule(skip_first=1, active=2, per="run").resumed_at(at(3, epoch=5, batch=53))
-    assert actions(schedule, 6, start=3, epoch=5, epoch_start=50) == "SWAVSS"
-    assert actions(schedule, 5, epoch=6, epoch_start=59) == "SSSSS"
-
-
-def test_resuming_twice_counts_from_the_second_time_alone() -> None:
-    schedule = cyclic_schedule(active=2).resumed_at(at(3)).resumed_at(at(1, epoch=1, batch=8))
-    assert actions(schedule, 4) == "WAVS"
-    assert actions(schedule, 4, epoch=1, epoch_start=7) == "SWAV"
-
-
-def test_it_follows_a_real_timestamp_through_an_epoch() -> None:
-    schedule, timestamp = cyclic_schedule(active=2, epoch_length=3), Timestamp()
-    seen = ""
-    for _ in range(2):
-        for _ in range(3):
-            seen += LETTERS[schedule(timestamp)]
-            timestamp = timestamp.to_next_batch(samples=4)
-        timestamp = timestamp.to_next_epoch()
-    assert seen == "WAVWAV"
-
-
-def test_an_unknown_epoch_length_leaves_the_end_of_the_epoch_to_the_profiler() -> None:
-    schedule = cyclic_schedule(active=4, epoch_length=3).with_epoch_length(None)
-    assert actions(schedule, 3) == "WAA"
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (cyclic_schedule(active=4, repeat=0, epoch_length=7), ["WAAAVWV", "WAAAVWV"]),
+        (cyclic_schedule(active=4, epoch_length=3).with_epoch_length(None), ["WAAAVSS", "WAAAVSS"]),
+        (cyclic_schedule(wait=1, active=3, repeat=0, per="run", epoch_length=7), ["AAVSWAA", "VSWAAVS"]),
+        (cyclic_schedule(skip_first=1, active=2).resumed_at(AT_3), ["SSSSWAV", "SWAVSSS"]),
+        (cyclic_schedule(skip_first=1, active=4, per="run").resumed_at(AT_3), ["SSSSWAA", "AVSSSSS"]),
+        (cyclic_schedule(active=2).resumed_at(AT_3).resumed_at(at(1, epoch=2, batch=15)), ["WAVSSSS", "SWAVSSS"]),
+    ],
+    ids=["per epoch", "length unknown", "per run", "resumed", "resumed, per run", "resumed twice"],
+)
+def test_epochs_and_resumption_move_the_windows(schedule: CyclicSchedule, expected: list[str]) -> None:
+    """In the second and third epoch of 7 batches each."""
+    assert [actions(schedule, 7, epoch=epoch, epoch_start=7 * epoch) for epoch in (1, 2)] == expected
 
 
 def test_a_schedule_is_a_value() -> None:
@@ -154,8 +124,5 @@ def test_a_schedule_is_a_value() -> None:
 def test_a_wrong_argument_is_refused_at_once_and_named(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=rf"cyclic_schedule: {named} must be"):
         cyclic_schedule(**arguments)
-
-
-def test_a_wrong_epoch_length_is_refused_when_it_is_told_later() -> None:
     with pytest.raises(ConfigError, match="epoch_length must be a whole number from 1 on"):
         cyclic_schedule().with_epoch_length(-3)
