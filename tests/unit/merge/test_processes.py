@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.unit.merge.test_inputs import BASE_NS, event, meta, rank_trace, torch_trace
+from tests.merge_inputs import BASE_NS, event, meta, rank_trace, titles, torch_trace
 from tracekit.errors import MergeError
-from tracekit.merge import merge_traces
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECOND_NS = 1_000_000_000
-MICROSECONDS = SECOND_NS // 1000
 
 
 def own(
@@ -23,9 +17,8 @@ def own(
 ) -> list[Any]:
     """Return a rank trace that began at a second, with one slice in its main thread."""
     clock = {"wall_ns": BASE_NS + seconds * SECOND_NS, "monotonic_ns": 0, "error_ns": 0}
-    ts = seconds * 1_000_000 + 5
     more = {"boot_id": "b", "start_ticks": 100 * seconds, "clock": clock, **more}
-    slice_ = event(name, ts, pid=pid, tid=pid)
+    slice_ = event(name, seconds * 1_000_000 + 5, pid=pid, tid=pid)
     return rank_trace(meta("process_name", pid, pid, name=title), slice_, *events, pid=pid, **more)
 
 
@@ -35,31 +28,23 @@ def child(seconds: int, name: str, worker: int | None, *, pid: int, **more: Any)
     return own(seconds, name, pid=pid, title=title, **{"parent_pid": 1, **number, **more})
 
 
+def torch_of(seconds: int, name: str, **header: Any) -> dict[str, Any]:
+    named = meta("process_name", 1, 0, name="python3")
+    return torch_trace(named, event(name, seconds * 1_000_000, pid=1, tid=1), distributedInfo={"rank": 0}, **header)
+
+
 @pytest.fixture
-def merged(tmp_path: Path) -> Any:
+def merged(merge: Any) -> Any:
     """Write files by name, merge them, and return [process title, names of its slices ...] for each process."""
 
     def _merged(files: dict[str, Any], *, again: bool = False) -> list[list[str]]:
-        folder = tmp_path / "run"
-        folder.mkdir()
-        for name, value in files.items():
-            (folder / name).write_text(json.dumps(value))
-        output = tmp_path / "merged.json"
-        merge_traces(str(output), [str(folder)])
+        found, _ = merge(files)
         if again:
-            first, output = output, tmp_path / "again.json"
-            merge_traces(str(output), [str(first)])
-        processes: dict[int, list[str]] = {}
-        orders: dict[int, int] = {}
-        for found in json.loads(output.read_text())["traceEvents"]:
-            if found["name"] == "process_name":
-                processes.setdefault(found["pid"], []).insert(0, found["args"]["name"])
-            elif found["name"] == "process_sort_index":
-                orders[found["pid"]] = found["args"]["sort_index"]
-            elif found["ph"] == "X":
-                processes.setdefault(found["pid"], []).append(found["name"])
-        assert len(set(orders.values())) == len(orders)
-        return [processes[pid] for pid in sorted(orders, key=orders.__getitem__)]
+            found, _ = merge({"merged.json": found})
+        orders = [event for event in found["traceEvents"] if event["name"] == "process_sort_index"]
+        assert len({event["args"]["sort_index"] for event in orders}) == len(orders)
+        slices = [(event["pid"], event["name"]) for event in found["traceEvents"] if event["ph"] == "X"]
+        return [[title, *(name for on, name in slices if on == pid)] for pid, title in titles(found).items()]
 
     return _merged
 
@@ -120,54 +105,50 @@ def test_workers_come_behind_the_rank_in_order_of_number_and_time(merged: Any, a
     ]
 
 
-def torch_of(seconds: int, name: str, **header: Any) -> dict[str, Any]:
-    named = meta("process_name", 1, 0, name="python3")
-    return torch_trace(named, event(name, seconds * 1_000_000, pid=1, tid=1), distributedInfo={"rank": 0}, **header)
-
-
 @pytest.mark.parametrize("how", ["companion", "attempt", "time"])
 def test_a_torch_trace_goes_with_the_process_that_it_is_of(merged: Any, how: str) -> None:
     companion = [meta("tracekit_companion", 1, 1, file="t1.json")] if how == "companion" else []
     # By time alone it would be of the last attempt in the first two cases.
     when = 15 if how == "time" else 25
     header = {"tracekit": {"rank": 0, "pid": 1, "attempt": 1, "run_id": "r"}} if how == "attempt" else {}
+    title = "rank 0 · attempt 1"
     files = {
         "a0.json": own(0, "try 0", attempt=0),
-        "a1.json": own(10, "try 1", *companion, attempt=1, title="rank 0 · attempt 1"),
+        "a1.json": own(10, "try 1", *companion, attempt=1, title=title),
         "a2.json": own(20, "try 2", attempt=2),
         "t1.json": torch_of(when, "aten::mm", **header),
     }
-    title = "rank 0 · attempt 1"
     assert merged(files) == [["rank 0", "try 0"], [title, "try 1", "aten::mm"], ["rank 0", "try 2"]]
 
 
-def test_the_main_thread_of_a_worker_comes_first(tmp_path: Path) -> None:
-    other = event("other", 2_000_009, pid=50, tid=7)
-    path = tmp_path / "w.json"
-    path.write_text(json.dumps([*child(2, "main", 0, pid=50), other]))
-    merge_traces(str(tmp_path / "merged.json"), [str(path)])
-    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
-    places = {found["tid"]: found["args"]["sort_index"] for found in events if found["name"] == "thread_sort_index"}
-    assert min(places, key=lambda tid: places[tid]) == 50
+def test_the_main_thread_of_a_worker_comes_first(merge: Any) -> None:
+    found, _ = merge({"w.json": [*child(2, "main", 0, pid=50), event("other", 2_000_009, pid=50, tid=7)]})
+    orders = [event for event in found["traceEvents"] if event["name"] == "thread_sort_index"]
+    assert min(orders, key=lambda order: order["args"]["sort_index"])["tid"] == 50
+
+
+FIRST = own(1, "a")
+WORKER = child(2, "w", 0, pid=5)
 
 
 @pytest.mark.parametrize(
-    ("files", "refused"),
+    ("first", "second", "refused"),
     [
-        ({"a.json": own(1, "a"), "b.json": own(2, "b", start_ticks=7)}, True),
-        ({"a.json": own(1, "a"), "b.json": own(2, "b", boot_id="other")}, True),
-        ({"a.json": own(1, "a"), "b.json": own(1, "b", pid=200)}, True),
-        ({"a.json": own(1, "a"), "b.json": own(1, "b", host="other")}, True),
-        ({"a.json": own(1, "a"), "b.json": own(2, "b", pid=200, attempt=1, run_id="other")}, True),
-        ({"a.json": own(1, "a"), "b.json": torch_trace(event("b", pid=200), distributedInfo={"rank": 0})}, True),
-        ({"a.json": own(1, "a"), "w.json": child(2, "w", 0, pid=5, run_id="another")}, True),
-        ({"w.json": child(2, "w", 0, pid=5), "v.json": child(2, "w", 1, pid=6, run_id="another")}, True),
-        ({"w.json": child(2, "w", 0, pid=5), "v.json": child(2, "w", 1, pid=6)}, False),
-        ({"w.json": child(2, "w", 0, pid=5), "torch0.json": torch_of(3, "of the parent")}, False),
-        ({"w.json": child(2, "w", 0, pid=5, parent_pid=4), "torch0.json": torch_of(3, "of another")}, True),
+        (FIRST, own(2, "b", start_ticks=7), True),
+        (FIRST, own(2, "b", boot_id="other"), True),
+        (FIRST, own(1, "b", pid=200), True),
+        (FIRST, own(1, "b", host="other"), True),
+        (FIRST, own(2, "b", pid=200, attempt=1, run_id="other"), True),
+        (FIRST, torch_trace(event("b", pid=200), distributedInfo={"rank": 0}), True),
+        (FIRST, child(2, "w", 0, pid=5, run_id="another"), True),
+        (WORKER, child(2, "w", 1, pid=6, run_id="another"), True),
+        (WORKER, child(2, "w", 1, pid=6), False),
+        (WORKER, torch_of(3, "of the parent"), False),
+        (child(2, "w", 0, pid=5, parent_pid=4), torch_of(3, "of another"), True),
     ],
 )
-def test_strangers_that_claim_one_rank_are_refused(merged: Any, files: dict[str, Any], refused: bool) -> None:
+def test_strangers_that_claim_one_rank_are_refused(merged: Any, first: Any, second: Any, refused: bool) -> None:
+    files = {"a.json": first, "b.json": second}
     if refused:
         with pytest.raises(MergeError, match=r"\.json and .*\.json both claim rank 0"):
             merged(files)
