@@ -58,7 +58,7 @@ def titles(merged: dict[str, Any]) -> dict[int, str]:
     """Return the names of the processes, in the order in which viewers show them."""
     told: dict[str, dict[int, Any]] = {"process_name": {}, "process_sort_index": {}}
     for found in merged["traceEvents"]:
-        if found["name"] in told:
+        if found.get("name") in told:
             told[found["name"]][found["pid"]] = found["args"]
     order, name = told["process_sort_index"], told["process_name"]
     return {pid: name[pid]["name"] for pid in sorted(order, key=lambda pid: order[pid]["sort_index"])}
@@ -69,5 +69,5 @@ def threads(merged: dict[str, Any]) -> dict[tuple[int, int], str]:
     return {
         (found["pid"], found["tid"]): found["args"]["name"]
         for found in merged["traceEvents"]
-        if found["name"] == "thread_name"
+        if found.get("name") == "thread_name"
     }
