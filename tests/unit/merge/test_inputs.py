@@ -374,9 +374,10 @@ def test_events_larger_than_a_piece_are_merged(tmp_path: Path, output: str) -> N
     assert (report.events_out["X"], report.complete) == (3, True)
 
 
-def test_the_output_must_be_json(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must end with"):
-        merge_traces(str(tmp_path / "merged.pb"), [str(tmp_path)])
+@pytest.mark.parametrize("name", ["merged.pb", "merged.perfetto"])
+def test_another_ending_is_refused_with_the_endings_there_are(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"must end with.*\.pftrace or \.pftrace\.gz"):
+        merge_traces(str(tmp_path / name), [str(tmp_path)])
 
 
 def test_merge_loads_modules_of_other_forms_only_when_needed(tmp_path: Path) -> None:
