@@ -79,14 +79,6 @@ def test_a_marker_and_the_operator_under_it_stand_on_one_track(merge: Any) -> No
     assert report.overlaps_moved == 1
 
 
-def test_an_arrow_goes_with_the_slice_that_moves(merge: Any) -> None:
-    slices = [event("a", 0, 10, tid=7), event("b", 5, 10, tid=7), event("launch", 1, 1)]
-    arrows = [event("arrow", 1, ph="s", id=1), event("arrow b", 5, ph="f", id=1, tid=7, bp="e")]
-    found = timed(merge({"rank0.json": torch_trace(*slices, *arrows)})[0])
-    assert found["b"]["tid"] != 7
-    assert found["arrow b"]["tid"] == found["b"]["tid"]
-
-
 def test_gpus_come_after_the_process_with_names_that_say_what_they_are(merge: Any) -> None:
     merged, report = merge(
         {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import tempfile
 from collections import Counter
@@ -91,12 +90,6 @@ def test_what_exceeds_memory_is_beside_the_output(tmp_path: Path, monkeypatch: p
     files = {"rank0.json": trace(*map(op, range(50)))}
     assert len(begun(packets(tmp_path, files))) == 50
     merge_traces(str(tmp_path / "merged.tar"), inputs_of(tmp_path, files))
-
-
-def test_a_packed_trace_unpacks_to_the_plain_one(tmp_path: Path) -> None:
-    for name in ("a.pftrace", "b.pftrace.gz"):
-        merge_traces(str(tmp_path / name), inputs_of(tmp_path, {"rank0.json": trace(op())}))
-    assert gzip.decompress((tmp_path / "b.pftrace.gz").read_bytes()) == (tmp_path / "a.pftrace").read_bytes()
 
 
 def test_a_native_trace_is_written_into_an_archive_as_json(tmp_path: Path) -> None:

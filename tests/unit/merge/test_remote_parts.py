@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.test_cli_merge import rank_trace, slice_
+from tests.merge_inputs import event, rank_trace, write
 from tracekit.errors import MergeError, StorageError
 from tracekit.merge import merge_traces
 from tracekit.merge.execute import executor as merge_executor
@@ -22,33 +22,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROOT = "memory://remote-parts"
-RANKS = 5
+OUTPUT = f"{ROOT}/merged.json"
+INPUTS = [f"run/rank{rank}.json" for rank in range(5)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Iterator[Path]:
     """Rank traces with slices that overlap, here and on the remote storage."""
     filesystem, inner = filesystem_of(ROOT)
     filesystem.makedirs(f"{inner}/run", exist_ok=True)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for rank in range(RANKS):
-        slices = [slice_(rank, f"slice {number}", 2 * number, 3 + number % 3) for number in range(600)]
-        (folder / f"rank{rank}.json").write_text(rank_trace(rank, *slices))
-        filesystem.put_file(str(folder / f"rank{rank}.json"), f"{inner}/run/rank{rank}.json")
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def storage() -> Iterator[None]:
-    yield
+    slices = [event(f"slice {number}", 2 * number, 3 + number % 3) for number in range(600)]
+    for path in write(tmp_path, {name: rank_trace(*slices, rank=rank) for rank, name in enumerate(INPUTS)}):
+        filesystem.put_file(path, f"{inner}/run/{path.rpartition('/')[2]}")
+    yield tmp_path
     remove_all(ROOT)
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
+def merge_remotely(folder: Path) -> Iterator[Any]:
+    """Merge the rank traces on the remote storage by workers of this process."""
     with ThreadPoolExecutor(3) as executor:
-        yield executor
+        yield lambda output=OUTPUT, **options: merge_traces(output, [f"{ROOT}/run"], executor=executor, **options)
 
 
 def names() -> list[str]:
@@ -56,56 +50,53 @@ def names() -> list[str]:
     return [str(name).removeprefix(inner).lstrip("/") for name in filesystem.find(inner)]
 
 
-INPUTS = [f"run/rank{rank}.json" for rank in range(RANKS)]
-
-
 @pytest.mark.parametrize("ending", [".json", ".json.gz", ".pftrace", ".tar"])
-def test_the_output_is_that_of_a_merge_here(folder: Path, executor: ThreadPoolExecutor, ending: str) -> None:
-    local = folder.parent / f"merged{ending}"
-    report = merge_traces(str(local), [str(folder)])
-    output = f"{ROOT}/merged{ending}"
-    remote = merge_traces(output, [f"{ROOT}/run"], executor=executor)
-    with open_read(output) as file:
+def test_the_output_is_that_of_a_merge_here(folder: Path, merge_remotely: Any, ending: str) -> None:
+    local = folder / f"merged{ending}"
+    report = merge_traces(str(local), [str(folder / "run")])
+    remote = merge_remotely(f"{ROOT}/merged{ending}")
+    with open_read(f"{ROOT}/merged{ending}") as file:
         assert file.read() == local.read_bytes()
     assert remote.overlaps_moved == report.overlaps_moved
     assert remote.events_out == report.events_out
     assert names() == sorted([f"merged{ending}", *INPUTS])
 
 
-def test_a_strict_merge_that_is_refused_leaves_nothing(folder: Path, executor: ThreadPoolExecutor) -> None:
+def test_a_strict_merge_that_is_refused_leaves_nothing(merge_remotely: Any) -> None:
     filesystem, inner = filesystem_of(ROOT)
     filesystem.pipe_file(f"{inner}/run/rank7.json", b'[{"ph": "X", "name": ')
     with pytest.raises(MergeError, match="strict"):
-        merge_traces(f"{ROOT}/merged.json", [f"{ROOT}/run"], strict=True, executor=executor)
+        merge_remotely(strict=True)
     assert names() == [*INPUTS, "run/rank7.json"]
 
 
-def test_an_output_that_came_meanwhile_is_not_replaced(folder: Path, executor: ThreadPoolExecutor) -> None:
+def test_an_output_that_came_meanwhile_is_not_replaced(merge_remotely: Any) -> None:
     filesystem, inner = filesystem_of(ROOT)
 
     def progress(share: float, _: str) -> None:
-        if share > 0.9 and not exists(f"{ROOT}/merged.json"):
+        if share > 0.9 and not exists(OUTPUT):
             filesystem.pipe_file(f"{inner}/merged.json", b"another")
 
     with pytest.raises(StorageError, match="already exists"):
-        merge_traces(f"{ROOT}/merged.json", [f"{ROOT}/run"], progress=progress, executor=executor)
+        merge_remotely(progress=progress)
     assert filesystem.cat_file(f"{inner}/merged.json") == b"another"
     assert names() == sorted(["merged.json", *INPUTS])
 
 
 def test_a_scratch_space_that_fails_is_not_the_fault_of_an_input(
-    folder: Path, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    merge_remotely: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def upload(_: str, url: str) -> None:
         raise StorageError(f"{url}: full")
 
     monkeypatch.setattr(stores, "upload", upload)
     with pytest.raises(MergeError, match=r"the scratch space of the merge cannot be written: .*full"):
-        merge_traces(f"{ROOT}/merged.json", [f"{ROOT}/run"], executor=executor)
+        merge_remotely()
     assert names() == INPUTS
 
 
-def test_a_worker_that_comes_too_late_takes_away_what_it_wrote(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_a_worker_that_comes_too_late_takes_away_what_it_wrote() -> None:
     parts = PartStore(f"{ROOT}/scratch/")
     with pytest.raises(MergeError, match="the merge was ended"), parts.create() as (file, _):
         file.write(b"part")
@@ -117,16 +108,15 @@ def test_a_worker_that_comes_too_late_takes_away_what_it_wrote(folder: Path) -> 
     assert names() == INPUTS
 
 
-def test_long_work_ends_soon_after_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for parts in (PartStore(f"{ROOT}/scratch/"), PartStore(str(tmp_path))):
-        parts.end()
-        check = merge_executor._checker(parts)
-        monkeypatch.setattr(type(parts), "check_s", 1000)
-        merge_executor._checker(parts)(1)  # not yet due
-        monkeypatch.setattr(type(parts), "check_s", -1.0)
-        check = merge_executor._checker(parts)
-        with pytest.raises(MergeError, match="the merge was ended"):
-            check(1)
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_long_work_ends_soon_after_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool) -> None:
+    parts = PartStore(f"{ROOT}/scratch/" if is_remote else str(tmp_path))
+    parts.end()
+    monkeypatch.setattr(type(parts), "check_s", 1000)
+    merge_executor._checker(parts)(1)  # not yet due
+    monkeypatch.setattr(type(parts), "check_s", -1.0)
+    with pytest.raises(MergeError, match="the merge was ended"):
+        merge_executor._checker(parts)(1)
 
 
 def test_workers_of_a_remote_output_share_its_storage_unless_they_are_processes_of_this_machine() -> None:

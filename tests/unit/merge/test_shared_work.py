@@ -16,6 +16,7 @@ from tracekit.merge.execute.part_store import PartStore
 from tracekit.merge.execute.scratch import ScratchStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -39,49 +40,49 @@ class Deal:
     def finish(self, index: int) -> None:
         self.futures[index].set_result(list(self.started[index]))
 
+    def unfinished(self) -> list[int]:
+        return [index for index, future in enumerate(self.futures) if not future.done()]
 
-def test_without_workers_all_tasks_are_done_here_in_order() -> None:
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
-        deal = Deal(stack, [5, 1, 7], 0)
-        assert [deal.work.take() for _ in range(4)] == [0, 1, 2, None]
-        assert list(deal.work.results()) == []
-        assert deal.started == []
+        yield stack
 
 
-def test_the_first_task_is_done_here_while_workers_begin_at_the_end() -> None:
-    with ExitStack() as stack:
-        deal = Deal(stack, [10] * 5, 2)
-        assert deal.work.take() == 0
-        assert deal.started == [range(4, 5), range(3, 4)]
-        deal.finish(0)
+@pytest.mark.parametrize(("sizes", "running"), [([5, 1, 7], 0), ([10], 8)], ids=["no workers", "a single task"])
+def test_all_tasks_are_done_here_in_order(stack: ExitStack, sizes: list[int], running: int) -> None:
+    deal = Deal(stack, sizes, running)
+    assert [deal.work.take() for _ in range(len(sizes) + 1)] == [*range(len(sizes)), None]
+    assert list(deal.work.results()) == []
+    assert deal.started == []
+
+
+def test_the_first_task_is_done_here_while_workers_begin_at_the_end(stack: ExitStack) -> None:
+    deal = Deal(stack, [10] * 5, 2)
+    assert deal.work.take() == 0
+    assert deal.started == [range(4, 5), range(3, 4)]
+    deal.finish(0)
+    deal.work.poll()
+    assert deal.started == [range(4, 5), range(3, 4), range(2, 3)]
+    assert deal.finished == [10]
+    assert deal.work.take() == 1
+    assert deal.work.take() is None
+    deal.finish(2)
+    deal.finish(1)
+    assert list(deal.work.results()) == [[2], [3], [4]]
+
+
+def test_small_tasks_go_to_a_worker_together_and_fewer_at_the_end(stack: ExitStack) -> None:
+    deal = Deal(stack, [1] * 1000, 1)
+    deal.work.take()
+    while deal.started[-1].start > 1:
+        deal.finish(len(deal.started) - 1)
         deal.work.poll()
-        assert deal.started == [range(4, 5), range(3, 4), range(2, 3)]
-        assert deal.finished == [10]
-        assert deal.work.take() == 1
-        assert deal.work.take() is None
-        deal.finish(2)
-        deal.finish(1)
-        assert list(deal.work.results()) == [[2], [3], [4]]
-
-
-def test_a_single_task_is_done_here() -> None:
-    with ExitStack() as stack:
-        deal = Deal(stack, [10], 8)
-        assert deal.work.take() == 0
-        assert deal.started == []
-
-
-def test_small_tasks_go_to_a_worker_together_and_fewer_at_the_end() -> None:
-    with ExitStack() as stack:
-        deal = Deal(stack, [1] * 1000, 1)
-        deal.work.take()
-        while deal.started[-1].start > 1:
-            deal.finish(len(deal.started) - 1)
-            deal.work.poll()
-        lengths = [len(batch) for batch in deal.started]
-        assert lengths == sorted(lengths, reverse=True)
-        assert (lengths[0], lengths[-1]) == (249, 1)
-        assert len(lengths) < 40
+    lengths = [len(batch) for batch in deal.started]
+    assert lengths == sorted(lengths, reverse=True)
+    assert (lengths[0], lengths[-1]) == (249, 1)
+    assert len(lengths) < 40
 
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 4), st.integers(1, 30), st.randoms())
@@ -90,17 +91,15 @@ def test_every_task_is_done_once_and_the_results_are_in_order(
 ) -> None:
     with ExitStack() as stack:
         deal = Deal(stack, sizes, running, max_size)
-        unfinished: list[int] = []
         found = []
         while (number := deal.work.take()) is not None:
             found.append(number)
-            unfinished = [index for index in range(len(deal.futures)) if not deal.futures[index].done()]
+            unfinished = deal.unfinished()
             for index in random.sample(unfinished, random.randint(0, len(unfinished))):
                 deal.finish(index)
         assert found == list(range(len(found)))
-        for index in range(len(deal.futures)):
-            if not deal.futures[index].done():
-                deal.finish(index)
+        for index in deal.unfinished():
+            deal.finish(index)
         for batch in deal.work.results():
             found += batch
         assert found == list(range(len(sizes)))

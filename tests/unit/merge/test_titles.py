@@ -60,10 +60,8 @@ def test_a_process_is_named_by_rank_labels_and_name(name: str, labels: str, titl
 @pytest.mark.parametrize(
     ("category", "name", "role"),
     [
-        ("kernel", "void cutlass::Kernel2<x>", "compute"),
         ("Kernel", "elementwise", "compute"),
         ("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", "nccl"),
-        ("kernel", "ncclKernel_SendRecv_RING_SIMPLE", "nccl"),
         ("kernel", "rcclGenericKernel", "nccl"),
         ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", "memcpy h2d"),
         ("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", "memcpy d2h"),
