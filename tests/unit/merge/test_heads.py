@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.merge_inputs import BASE_NS, event, rank_trace, torch_trace, write
 from tests.merged_tables import inputs
-from tests.unit.merge.test_inputs import event, rank_trace, torch_trace
 from tracekit import TraceFormatError, recover_trace, summarize_traces, validate_trace
-from tracekit.check.schemas import MERGE_REPORT, compile_schema
 from tracekit.merge import Selection, merge_traces
 
 if TYPE_CHECKING:
@@ -24,11 +22,11 @@ GROUPS = [{"pg_name": str(number), "backend_config": "cuda:nccl", "ranks": list(
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A merged trace whose head is as large as that of thousands of ranks."""
     folder = tmp_path_factory.mktemp("large")
-    (folder / "ranks").mkdir()
     said = {f"key{number}": "x" * 4000 for number in range(60)}
-    for rank in range(80):
-        trace = torch_trace(event("a", rank, pid=100 + rank), distributedInfo={"rank": rank}, **said)
-        (folder / "ranks" / f"rank{rank}.json").write_text(json.dumps(trace))
+    ranks = [
+        torch_trace(event("a", rank, pid=100 + rank), distributedInfo={"rank": rank}, **said) for rank in range(80)
+    ]
+    write(folder / "ranks", {f"rank{rank}.json": trace for rank, trace in enumerate(ranks)})
     merge_traces(folder / "merged.json", folder / "ranks")
     assert (folder / "merged.json").stat().st_size > 17 << 20
     return folder / "merged.json"
@@ -62,59 +60,38 @@ def test_what_only_begins_as_a_merged_trace_is_given_up_at_a_bound(
         merge_traces(tmp_path / "merged.json", endless)
 
 
-def write(folder: Path, **traces: Any) -> list[Path]:
-    paths = [folder / f"{name}.json" for name in traces]
-    for path, trace in zip(paths, traces.values(), strict=True):
-        path.write_text(json.dumps(trace))
-    return paths
-
-
-def test_what_is_too_long_beside_the_events_is_named_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_what_is_too_long_beside_the_events_is_named_and_the_rest_is_kept(merge: Any) -> None:
     info = {"backend": "nccl", "rank": 1, "world_size": 64, "pg_config": GROUPS}
-    first, second = write(
-        tmp_path,
-        first=rank_trace(event("a"), rank=0),
-        second=torch_trace(event("b"), distributedInfo=info, config="y" * 5000, with_stack=1, samples=["z" * 99] * 99),
-    )
-    report = merge_traces(tmp_path / "merged.json", [first, second], align="wall")
-    assert [item.header_left_out for item in report.inputs] == [
-        (),
-        ("distributedInfo.pg_config", "config", "samples"),
-    ]
-    assert report.complete
-    assert report.warnings == []
-    assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
+    long = torch_trace(event("b"), distributedInfo=info, config="y" * 5000, with_stack=1, samples=["z" * 99] * 99)
+    left_out = ["distributedInfo.pg_config", "config", "samples"]
+    merged, report = merge({"first.json": rank_trace(event("a")), "second.json": long}, align="wall")
+    assert [item.header_left_out for item in report.inputs] == [(), tuple(left_out)]
+    assert (report.complete, report.warnings) == (True, [])
     lines = [line for line in report.lines() if "beside the events" in line]
     assert lines[1] == "left out: config beside the events of 1 input: longer than 4,096 bytes, or behind 64 other keys"
-    kept = inputs(json.loads((tmp_path / "merged.json").read_text()))
+    kept = inputs(merged)
     assert "header_left_out" not in kept[0]
-    assert kept[1]["header_left_out"] == ["distributedInfo.pg_config", "config", "samples"]
+    assert kept[1]["header_left_out"] == left_out
     assert kept[1]["header"] == {
-        "baseTimeNanoseconds": 1_790_857_026_000_000_000,
+        "baseTimeNanoseconds": BASE_NS,
         "distributedInfo": {"backend": "nccl", "rank": 1, "world_size": 64},
         "with_stack": 1,
     }
     # An earlier merge has said so already.
-    again = merge_traces(tmp_path / "again.json", tmp_path / "merged.json", align="wall")
-    assert asdict(again.inputs[0])["header_left_out"] == ()
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "merged.json").read_bytes()
+    again, report = merge({"merged.json": merged}, align="wall")
+    assert report.inputs[0].header_left_out == ()
+    assert again == merged
 
 
-def test_a_header_of_many_keys_keeps_the_first(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, many=torch_trace(event("a"), rank=0, **{f"key{number}": 1 for number in range(70)}))
-    report = merge_traces(tmp_path / "merged.json", path)
+def test_a_header_of_many_keys_keeps_the_first(merge: Any) -> None:
+    _, report = merge({"many.json": torch_trace(event("a"), rank=0, **{f"key{number}": 1 for number in range(70)})})
     assert report.inputs[0].header_left_out == tuple(f"key{number}" for number in range(62, 70))
 
 
-def test_some_ranks_of_an_earlier_merge_tell_of_themselves_only(tmp_path: Path) -> None:
-    paths = write(
-        tmp_path,
-        **{f"rank{rank}": rank_trace(event("a", pid=100 + rank), rank=rank, pid=100 + rank) for rank in range(4)},
-    )
-    merge_traces(tmp_path / "all.json", paths)
-    some = Selection(ranks=[1, 3])
-    merge_traces(tmp_path / "of_all.json", tmp_path / "all.json", select=some)
-    merge_traces(tmp_path / "of_ranks.json", paths, select=some)
-    found = [inputs(json.loads((tmp_path / f"{name}.json").read_text())) for name in ("of_all", "of_ranks")]
-    assert [entry["rank"] for entry in found[0]] == [1, 3]
-    assert found[0] == found[1]
+def test_some_ranks_of_an_earlier_merge_tell_of_themselves_only(merge: Any) -> None:
+    files = {f"{rank}.json": rank_trace(event("a", pid=100 + rank), rank=rank, pid=100 + rank) for rank in range(4)}
+    everything, _ = merge(files)
+    some = Selection(ranks=[1, 3])  # type: ignore[arg-type]
+    of_all, of_ranks = (inputs(merge(each, select=some)[0]) for each in ({"all.json": everything}, files))
+    assert [entry["rank"] for entry in of_all] == [1, 3]
+    assert of_all == of_ranks

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
-from tests.both_cores import pure
 from tracekit.formats.decimal_time import is_exact, parse_us
-from tracekit.merge import merge_traces
 
-if TYPE_CHECKING:
-    from pathlib import Path
+pytestmark = pytest.mark.usefixtures("core_or_python")
 
 GOOD = '{"ph":"X","name":"a","pid":1,"tid":1,"ts":5,"dur":2}'
 ODD = {
@@ -39,46 +34,34 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False])
 @pytest.mark.parametrize(("what", "kind"), [(what, kind) for what, kinds in ODD.items() for kind in kinds])
-def test_merge_of_three_odd_events_counts_three(tmp_path: Path, what: str, kind: str, compiled: bool) -> None:
-    path = tmp_path / "odd.json"
-    path.write_text(f"[{','.join([GOOD, ODD[what][kind], ODD[what][kind], GOOD, ODD[what][kind]])}]")
-    with nullcontext() if compiled else pure():
-        report = merge_traces(str(tmp_path / "merged.json"), [str(path)])
+def test_merge_of_three_odd_events_counts_three(merge: Any, what: str, kind: str) -> None:
+    odd = ODD[what][kind]
+    _, report = merge({"odd.json": f"[{','.join([GOOD, odd, odd, GOOD, odd])}]"})
     counted = {one.kind: one.count for one in report.repaired}, {one.reason: one.count for one in report.dropped}
     assert counted == (({kind: 3}, {}) if what == "repaired" else ({}, {kind: 3}))
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False])
-def test_merge_counts_a_duration_that_ends_beyond_64_bits(tmp_path: Path, compiled: bool) -> None:
-    path = tmp_path / "odd.json"
+def test_merge_counts_a_duration_that_ends_beyond_64_bits(merge: Any) -> None:
     late = '{"ph":"X","name":"late","pid":1,"tid":1,"ts":5,"dur":9223372036854775.807}'
-    path.write_text(f"[{GOOD},{late}]")
-    with nullcontext() if compiled else pure():
-        report = merge_traces(str(tmp_path / "merged.json"), [str(path)])
+    _, report = merge({"odd.json": f"[{GOOD},{late}]"})
     assert {one.kind: one.count for one in report.repaired} == {"bad_dur": 1}
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False])
-def test_merge_moves_starts_and_ends_beyond_100_days_to_times_that_viewers_read(tmp_path: Path, compiled: bool) -> None:
-    path = tmp_path / "long.json"
+def test_merge_moves_starts_and_ends_beyond_100_days_to_times_that_viewers_read(merge: Any) -> None:
     day_120_us = 120 * 86_400 * 10**6
     slices = [
         f'{{"ph":"X","name":"n","pid":1,"tid":1,"ts":{day_120_us + 10 * number}.{number:03},"dur":3.{7 * number:03}}}'
         for number in range(100)
     ]
-    path.write_text(f"[{GOOD},{','.join(slices)}]")
-    with nullcontext() if compiled else pure():
-        merge_traces(str(tmp_path / "merged.json"), [str(path)])
-    merged = json.loads((tmp_path / "merged.json").read_text(), parse_float=str)["traceEvents"]
-    found = [(us(event["ts"]), us(event["dur"])) for event in merged if event.get("name") == "n"]
+    merged, _ = merge({"long.json": f"[{GOOD},{','.join(slices)}]"})
+    found = [(us(event["ts"]), us(event["dur"])) for event in merged["traceEvents"] if event.get("name") == "n"]
     assert len(found) == 100
     assert all(is_exact(start) and is_exact(start + length) for start, length in found)
     assert not all(length % 1000 == 7 * number for number, (_, length) in enumerate(found))
 
 
 def us(text: str) -> int:
-    found = parse_us(text.encode())
+    found = parse_us(str(text).encode())
     assert found is not None
     return found

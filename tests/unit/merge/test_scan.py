@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.merge.test_inputs import event, meta, rank_trace, torch_trace
+from tests.merge_inputs import event, meta, rank_trace, torch_trace
 from tracekit.merge.scan.probe import probe
 
 if TYPE_CHECKING:
