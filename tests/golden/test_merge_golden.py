@@ -209,63 +209,21 @@ def test_ranks_together_keep_every_slice_counter_and_arrow_of_each(
     assert_events_add_up(report)
 
 
-def test_ranks_stand_in_order_with_names_that_people_read(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
-    output, _ = merge(tmp_path, *[traces / name for name in DLRM])
-    events, _ = read(output)
-    orders: dict[int, int] = {}
-    names: dict[int, str] = {}
-    for event in events:
-        if event.name is not UNSET and event.ph == "M":
-            args = decode_json(event.args)
-            if decode_json(event.name) == "process_sort_index":
-                orders[event.pid] = args["sort_index"]
-            elif decode_json(event.name) == "process_name":
-                names[event.pid] = args["name"]
-    assert [names[pid] for pid in sorted(orders, key=orders.__getitem__)] == [
-        *[f"rank {rank} · {what}" for rank in range(4) for what in ("python3", f"GPU {rank}")],
-        *[f"rank {rank} · profiler" for rank in range(4)],
-    ]
-    with engine.load(output) as loaded:
-        shown = loaded.rows(
-            "select process.name, thread.name from thread_track join thread using (utid) join process using (upid)"
-        )
-    assert ("rank 2 · GPU 2", "rank 2 · GPU 2 · stream 7 (compute)") in shown
-    assert ("rank 2 · python3", "thread 59813 (python3)") in shown
-
-
-def test_correlation_ids_do_not_mix_ranks(traces: RealTraces, tmp_path: Path) -> None:
-    output, _ = merge(tmp_path, *[traces / name for name in DLRM])
-    ranks_of: dict[int, set[int]] = {}
-    sizes = []
-    for name in DLRM:
-        found = {
-            decode_json(event.args).get("correlation") for event in read(traces / name)[0] if event.args is not UNSET
-        }
-        sizes.append(len(found - {None}))
-    for event in read(output)[0]:
-        args = {} if event.args is UNSET or event.ph == "M" else decode_json(event.args)
-        if "correlation" in args:
-            ranks_of.setdefault(args["correlation"], set()).add(int(event.pid) // 100_000)
-    assert all(len(ranks) == 1 for ranks in ranks_of.values())
-    assert len(ranks_of) == sum(sizes)
-
-
 def test_the_way_an_instant_was_written_does_not_matter(traces: RealTraces, tmp_path: Path) -> None:
     """Whole epoch microseconds, epoch with decimals, relative to a base before or after the events: one instant."""
     source = json.loads(gzip.decompress((traces / DLRM[0]).read_bytes()))
-    base_us = 1_690_000_000_000_000
-    variants: dict[str, dict[str, Any]] = {"whole": source}
-    for kind, relative in (("decimals", 0), ("before", base_us), ("after", base_us)):
-        events = [
-            {**event, "ts": f"@{event['ts'] - relative}.000@"} if "ts" in event else event
-            for event in source["traceEvents"]
-        ]
-        base = {"baseTimeNanoseconds": base_us * 1000} if relative else {}
-        rest = {key: value for key, value in source.items() if key != "traceEvents"}
-        if kind == "after":
-            variants[kind] = {**rest, "traceEvents": events, **base}
-        else:
-            variants[kind] = {**rest, **base, "traceEvents": events}
+    base_us, events = 1_690_000_000_000_000, source.pop("traceEvents")
+    base = {"baseTimeNanoseconds": base_us * 1000}
+
+    def less(us: int) -> list[dict[str, Any]]:
+        return [{**event, "ts": f"@{event['ts'] - us}.000@"} if "ts" in event else event for event in events]
+
+    variants = {
+        "whole": {**source, "traceEvents": events},
+        "decimals": {**source, "traceEvents": less(0)},
+        "before": {**source, **base, "traceEvents": less(base_us)},
+        "after": {**source, "traceEvents": less(base_us), **base},
+    }
     seen = []
     for kind, value in variants.items():
         path = tmp_path / f"{kind}.json"
