@@ -37,10 +37,10 @@ def events(own_traces: Path) -> dict[int, list[dict[str, Any]]]:
     }
 
 
-@pytest.fixture(scope="module", params=["json", "json.gz"])
-def merged(request: pytest.FixtureRequest, own_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def merged(own_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The merged trace of both ranks; test_pftrace_golden.py compares the .pftrace of it."""
-    path: Path = tmp_path_factory.mktemp("cuda") / f"merged.{request.param}"
+    path: Path = tmp_path_factory.mktemp("cuda") / "merged.json.gz"
     report = merge_traces(str(path), [str(own_traces / "cuda_h200")])
     assert report.complete
     return path
