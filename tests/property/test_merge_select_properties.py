@@ -65,13 +65,8 @@ def runs(draw: st.DrawFn) -> list[Trace]:
             events.append({"ph": "i", "name": "i", "cat": draw(st.sampled_from(CATEGORIES)), "tid": 7, "at": at})
             events.append({"ph": "C", "name": "c", "tid": 7, "at": draw(st.integers(0, 200)), "args": {"value": 1}})
             end = at + draw(st.integers(1, 50))
-            task = {
-                "name": "t",
-                "cat": draw(st.sampled_from(CATEGORIES)),
-                "id": len(events),
-                "tid": 7,
-                "span": (at, end),
-            }
+            place = {"id": len(events), "tid": 7, "span": (at, end)}
+            task = {"name": "t", "cat": draw(st.sampled_from(CATEGORIES)), **place}
             events += [{"ph": "b", **task, "at": at}, {"ph": "e", **task, "at": end}]
         for number in range(draw(st.integers(0, 2))):
             at = sorted(draw(st.lists(st.integers(0, 200), min_size=2, max_size=2)))
