@@ -433,11 +433,6 @@ def test_without_dask_the_error_says_what_to_install(
     )
 
 
-def test_workers_and_a_cluster_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["merge", "--dask", "tcp://127.0.0.1:1", "--workers", "2", "x.json"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_a_scheduler_that_is_lost_ends_the_merge_in_a_sentence(
     environment: dict[str, str], inputs: list[str], store: ObjectStore, tmp_path: Path
