@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import merge_traces
-from tracekit.explain.gpu import explain_gpu
-from tracekit.table.tables import EventTables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,36 +79,3 @@ def test_launches_point_at_the_kernels_of_their_rank(
     assert len(ranks) == len(set(ranks.values())) == 2
     # All kernels of a graph's replay have one launch.
     assert sum(int(str(count)) for *_, count in arrows) == kernels
-
-
-def test_counters_of_the_gpu_and_the_allocator_are_there(engine: Engine, merged: Path) -> None:
-    with engine.load(merged) as trace:
-        tracks = Counter(name for (name,) in trace.rows("select name from process_counter_track"))
-    for name in (
-        "gpu utilization percent",
-        "gpu memory used_bytes",
-        "gpu power watts",
-        "gpu pcie received_bytes_per_s",
-        "torch memory allocated_bytes",
-        "torch memory peak reserved_bytes",
-        "torch allocator ooms",
-    ):
-        assert tracks[name] == 2, name
-
-
-def test_times_of_the_gpus_are_those_of_the_events(own_traces: Path, events: dict[int, list[dict[str, Any]]]) -> None:
-    with EventTables([str(own_traces / "cuda_h200")], cache=False) as tables, tables.database() as database:
-        report = explain_gpu(database)
-    assert [(gpu.rank, gpu.name) for gpu in report.gpus] == [(0, "GPU 0"), (1, "GPU 0")]
-    for gpu in report.gpus:
-        work = [event for event in events[gpu.rank] if event.get("cat") in DEVICE]
-        spans = sorted((round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)) for event in work)
-        busy_ns, end_ns = 0, 0
-        for start, end in spans:
-            busy_ns += max(0, end - max(start, end_ns))
-            end_ns = max(end, end_ns)
-        span_ns = end_ns - spans[0][0]
-        assert gpu.busy_ns == pytest.approx(busy_ns, rel=1e-3)
-        assert gpu.idle_ns == pytest.approx(span_ns - busy_ns, rel=1e-3)
-        # Streams overlap: the sum of the work is more than the time in which the GPU is busy.
-        assert sum(end - start for start, end in spans) > busy_ns

@@ -84,42 +84,24 @@ def shifted(rows: list[Any], by_ns: int, columns: tuple[int, ...]) -> list[tuple
     return sorted(tuple(value + by_ns if at in columns else value for at, value in enumerate(row)) for row in rows)
 
 
-SINGLE = [
-    "single_gpu/cuda_event_sync.json.gz",
-    "single_gpu/cuda_triton_example.json.gz",
-    "single_gpu/h100_bert_small.json.gz",
-    "single_gpu/rocm_mi250_minitoy.json.gz",
-    "single_gpu/rocm_mi350x.json.gz",
-    "single_gpu/torch_compile_triton.json.gz",
-    "torch_2.13_quirks/args_inf.json.gz",
-    "torch_2.13_quirks/meta_quotes.json.gz",
-    "torch_2.13_quirks/names.json.gz",
-    "torch_2.13_quirks/pyexport.json.gz",
-    "torch_2.13_quirks/stack_quotes.json.gz",
-    "torch_2.13_quirks/threads.json.gz",
-    "chrome_json/async_begin_end.json",
-    "chrome_json/connected_flow_data.json",
-    "chrome_json/flow_events_json_v1.json",
-    "chrome_json/flow_events_json_v2.json",
-    "chrome_json/flow_simple.json",
-    "chrome_json/nanoseconds.json",
-    "chrome_json/nestable_async.json",
-    "chrome_json/simple_trace.json",
-    "chrome_json/test_json_async.json",
-    "chrome_json/test_json_counter_args.json",
-    "chrome_json/test_json_extreme_vals.json",
-    "chrome_json/test_json_flow.json",
-    "chrome_json/test_json_id2.json",
-    "chrome_json/test_json_incomplete.json",
-    "chrome_json/test_json_pid_tid_zero.json",
-    "chrome_json/test_json_sort_index_hints.json",
-    "chrome_json/test_json_trailing_comma.json",
-    "chrome_json/test_overlapping_complete_event_recovered.json",
-    "chrome_json/test_string_pid_tid.json",
-    "chrome_json/test_string_ts_and_dur.json",
-    "chrome_json/test_trailing_empty_event.json",
-    "chrome_json/trivial_trace.json",
-]
+NAMES = {
+    "single_gpu/{}.json.gz": [
+        "cuda_event_sync", "cuda_triton_example", "h100_bert_small", "rocm_mi250_minitoy", "rocm_mi350x",
+        "torch_compile_triton",
+    ],
+    "torch_2.13_quirks/{}.json.gz": [
+        "args_inf", "meta_quotes", "names", "pyexport", "stack_quotes", "threads",
+    ],
+    "chrome_json/{}.json": [
+        "async_begin_end", "connected_flow_data", "flow_events_json_v1", "flow_events_json_v2", "flow_simple",
+        "nanoseconds", "nestable_async", "simple_trace", "test_json_async", "test_json_counter_args",
+        "test_json_extreme_vals", "test_json_flow", "test_json_id2", "test_json_incomplete",
+        "test_json_pid_tid_zero", "test_json_sort_index_hints", "test_json_trailing_comma",
+        "test_overlapping_complete_event_recovered", "test_string_pid_tid", "test_string_ts_and_dur",
+        "test_trailing_empty_event", "trivial_trace",
+    ],
+}  # fmt: skip
+SINGLE = [form.format(name) for form, names in NAMES.items() for name in names]
 UNREADABLE_BY_PERFETTO = {"torch_2.13_quirks/names.json.gz", "torch_2.13_quirks/stack_quotes.json.gz"}
 SLICES_THAT_PERFETTO_DROPS = {
     "single_gpu/h100_bert_small.json.gz",

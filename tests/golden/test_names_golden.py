@@ -51,21 +51,6 @@ def test_rows_of_gpus_say_rank_device_and_role_and_ranks_stand_in_order(
         ]
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("single_gpu/cuda_event_sync.json.gz", "Device 0 (sync)"),
-        ("single_gpu/cuda_triton_example.json.gz", "stream 7 (compute)"),
-        ("single_gpu/h100_bert_small.json.gz", "stream 7 (compute)"),
-        ("single_gpu/rocm_mi350x.json.gz", "stream 1 (compute)"),
-    ],
-)
-def test_rows_of_one_gpu(engine: Engine, traces: RealTraces, tmp_path: Path, name: str, row: str) -> None:
-    merge_traces(str(tmp_path / "merged.json"), [str(traces / name)])
-    with engine.load(tmp_path / "merged.json") as loaded:
-        assert f"rank 0 · GPU 0 · {row}" in {found for _, found in loaded.rows(ROWS)}
-
-
 @pytest.mark.parametrize("ending", ["json", "pftrace"])
 def test_lanes_are_named_after_their_threads_and_no_name_holds_a_synthetic_number(
     engine: Engine, traces: RealTraces, tmp_path: Path, ending: str

@@ -49,17 +49,3 @@ def test_a_selection_is_a_part_of_the_whole(
             assert not Counter(some.rows(sql)) - Counter(all_.rows(sql))
         slices = int(some.scalar("select count(*) from slice"))  # type: ignore[arg-type]
     assert 0 < slices < sum(report.events_in.values())
-
-
-def test_steps_of_torch(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
-    sources = [str(path) for path in traces.glob(RUNS["gloo"])]
-    counts = []
-    for steps in ((2, 3), (3, 4), (2, 4)):
-        output = str(tmp_path / f"{steps[0]}-{steps[1]}.json")
-        merge_traces(output, sources, select=Selection(steps=steps))
-        with engine.load(output) as loaded:
-            assert loaded.errors() == []
-            names = {row[0] for row in loaded.rows("select name from slice where name glob 'ProfilerStep#*'")}
-            assert names == {f"ProfilerStep#{step}" for step in range(*steps)}
-            counts.append(int(loaded.scalar("select count(*) from slice")))  # type: ignore[arg-type]
-    assert max(counts[:2]) < counts[2] <= sum(counts[:2])
