@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.golden.test_merge_golden import DLRM, absolute
-from tracekit.errors import MergeError
+from tests.golden.test_merge_golden import DLRM
 from tracekit.formats.decimal_time import format_us
 from tracekit.merge import merge_traces
 
@@ -90,26 +89,6 @@ def test_offsets_of_ranks_without_gpus_are_found_within_the_stated_bound(
     assert abs(clock.offset_ns + HOST_NS) <= clock.error_ns < 20_000_000
 
 
-def test_ranks_whose_collectives_do_not_correspond_are_refused(traces: RealTraces, tmp_path: Path) -> None:
-    """The trap: both have NCCL kernels, but the k-th of one is not the k-th of the other."""
-    first, second = read(traces / DLRM[0]), read(traces / DLRM[1], HOST_NS)
-    chance = random.Random(3)
-    for event in second["traceEvents"]:
-        if str(event.get("name", "")).startswith("ncclKernel"):
-            event["ts"] += chance.randint(-6_000_000, 6_000_000)
-    paths = [
-        write(tmp_path / f"{rank}.json", trace, host_name=f"host {rank}") for rank, trace in enumerate((first, second))
-    ]
-    report = merge_traces(str(tmp_path / "merged.json"), paths)
-    clock = report.ranks[1]
-    assert (clock.source, clock.aligned, clock.offset_ns, clock.error_ns) == ("wall", False, 0, None)
-    assert any("rank 1 is not aligned" in warning for warning in report.warnings)
-    assert any(line.startswith("clock of rank 1: NOT ALIGNED: wall clock") for line in report.lines())
-    with pytest.raises(MergeError, match="rank 1 is not aligned"):
-        merge_traces(str(tmp_path / "strict.json"), paths, strict=True)
-    assert not (tmp_path / "strict.json").exists()
-
-
 @pytest.mark.parametrize("ending", ["json", "pftrace"])
 def test_perfetto_draws_the_arrows_of_collectives_that_end_together(
     engine: Engine, traces: RealTraces, tmp_path: Path, ending: str
@@ -133,16 +112,3 @@ def test_perfetto_draws_the_arrows_of_collectives_that_end_together(
     assert all(first <= second and abs(end - other) < 20_000 for first, second, end, other in arrows)
     assert len(spreads) == 8
     assert spreads[0][0] == pytest.approx(7116, abs=20)
-
-
-def test_a_merge_is_merged_again_without_moving_it_again(traces: RealTraces, tmp_path: Path) -> None:
-    paths = moved(traces, tmp_path, [rank * 1_000_000_007 for rank in range(4)])
-    whole, part = tmp_path / "whole.json", tmp_path / "part.json"
-    report = merge_traces(str(whole), paths)
-    again = merge_traces(str(tmp_path / "again.json"), [str(whole)], strict=True)
-    assert absolute(tmp_path / "again.json") == absolute(whole)
-    assert again.ranks == report.ranks
-    merge_traces(str(part), paths[:2])
-    later = merge_traces(str(tmp_path / "later.json"), [str(part), *paths[2:]], strict=True)
-    assert absolute(tmp_path / "later.json") == absolute(whole)
-    assert [clock.offset_ns for clock in later.ranks] == [clock.offset_ns for clock in report.ranks]

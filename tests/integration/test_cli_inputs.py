@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.bad_traces import METADATA
-from tests.flight_dumps import as_json, as_pickle, hung
+from tests.merge_inputs import names
 from tests.unit.formats.test_jax_traces import jax_trace, xplane
 from tracekit.cli import main
 from tracekit.view.open.prepare import mended, prepare
@@ -125,6 +125,7 @@ def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, 
         (["merge", "-o", "out.json", "-", "-"], 2, b"-: standard input can be named once"),
         (["diff", "-", "-"], 2, b"-: standard input can be named once"),
         (["run", "-o", "-", "--", "true"], 2, b"run cannot write to standard output; name a file\n"),
+        (["report", "-o", "-", "-"], 0, b"<!doctype html>"),
         (["query", "--format", "csv", "-o", "-", "-", "select name from events order by name"], 0, b"layer\r\n"),
     ],
     ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
@@ -169,12 +170,6 @@ def test_recover_repairs_in_a_pipeline(tmp_path: Path) -> None:
     assert b"recovered into -" in done.stderr
 
 
-def test_a_report_goes_to_standard_output(tmp_path: Path) -> None:
-    done = run(["report", "-o", "-", "-"], tmp_path, ARRAY)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.lower().startswith(b"<!doctype html>")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -203,45 +198,6 @@ def test_named_pipe_is_read_by_every_command(
     writer.join()
     assert capsys.readouterr().err == ""
     assert list(scratch.iterdir()) == []
-
-
-@pytest.mark.parametrize("names", ["nccl_trace_rank_{}", "dump{}", "comm_lib_trace_rank_{}.bin"])
-def test_folder_of_flight_recorder_dumps_is_recognised_by_content(
-    engine: Engine, tmp_path: Path, names: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dumps, output = tmp_path / "dumps", tmp_path / "merged.json"
-    dumps.mkdir()
-    for rank, encode in enumerate((as_pickle, as_json)):
-        (dumps / names.format(rank)).write_bytes(encode(hung()))
-    (dumps / "notes").write_text("not a dump")
-    (dumps / "archive").write_bytes(zipped("a", b"b") + b"x")
-    assert main(["merge", "-q", "-o", str(output), str(dumps)]) == 0
-    ranks = "select distinct substr(name, 1, 6) from process where name like 'rank%' order by 1"
-    with engine.load(output) as trace:
-        assert trace.rows(ranks) == [("rank 0",), ("rank 1",)]
-    assert main(["trim", "-q", "-o", str(tmp_path / "t.json"), "--ranks", "1", str(dumps)]) == 0
-    capsys.readouterr()
-    assert main(["summary", "--json", str(dumps)]) == 0
-    assert len(json.loads(capsys.readouterr().out)["files"]) == 2
-
-
-def test_xplane_stands_for_the_trace_next_to_it_and_gives_its_start(
-    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "h.trace.json.gz").write_bytes(jax_trace())
-    (tmp_path / "h.xplane.pb").write_bytes(xplane())
-    output = tmp_path / "merged.json"
-    assert main(["merge", "--json", "-o", str(output), str(tmp_path / "h.xplane.pb")]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert "from the start in its xplane.pb" in report["ranks"][0]["clock"]
-    with engine.load(output) as trace:
-        assert trace.rows("select name from slice") == [("dot",)]
-    both = [str(tmp_path / "h.xplane.pb"), str(tmp_path / "h.trace.json.gz")]
-    assert main(["merge", "-q", "-f", "-o", str(output), *both]) == 0
-    assert main(["summary", str(tmp_path / "h.xplane.pb")]) == 0
-    (tmp_path / "h.trace.json.gz").unlink()
-    assert main(["merge", "-f", "-o", str(output), str(tmp_path / "h.xplane.pb")]) == 1
-    assert "whose trace.json.gz is not next to it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,3 +280,14 @@ def test_standard_input_that_cannot_be_read_or_copied_is_reported(
     assert done.returncode == code
     assert says in done.stderr
     assert list(scratch.iterdir()) == []
+
+
+def test_xplane_stands_for_the_trace_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, profile, output = (tmp_path / name for name in ("h.trace.json.gz", "h.xplane.pb", "merged.json"))
+    trace.write_bytes(jax_trace())
+    profile.write_bytes(xplane())
+    for inputs in ([str(profile)], [str(profile), str(trace)]):
+        assert main(["merge", "-f", "--json", "-o", str(output), *inputs]) == 0
+        assert "from the start in its xplane.pb" in json.loads(capsys.readouterr().out)["ranks"][0]["clock"]
+        assert names(json.loads(output.read_text())) == ["dot"]
+    assert main(["summary", str(profile)]) == 0

@@ -221,15 +221,6 @@ def test_a_part_of_the_run_is_merged_on_request(
     assert "left out on request: 1 slices that are too short" in printed
 
 
-def test_two_processes_that_claim_one_rank_are_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "other.json").write_text(rank_trace(0, slice_(0, "x"), pid=999))
-    assert main(["merge", "-o", str(tmp_path / "merged.json"), str(folder)]) == 1
-    sentence = one_sentence(capsys.readouterr().err)
-    assert all(words in sentence for words in ("rank0.json", "other.json", "rank 0"))
-
-
 def test_a_trace_without_a_rank_asks_for_it_and_takes_it(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

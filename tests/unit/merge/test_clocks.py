@@ -127,14 +127,6 @@ def recorded_away(rank: int, boot: str, host: str, wall_off_ns: int, **more: Any
     return recorded(rank, wall_ns=wall_ns, monotonic_ns=monotonic_ns, boot=boot, host=host, **more)
 
 
-def test_ranks_of_one_boot_have_one_clock(merge: Any) -> None:
-    merged, report = merge({"0.json": recorded(0), "1.json": recorded(1)}, strict=True)
-    assert sources(report) == ["reference", "shared"]
-    assert [rank.clock for rank in report.ranks] == ["wall clock; same host and boot"] * 2
-    assert [rank.error_ns for rank in report.ranks] == [0, 0]
-    assert starts(merged) == {"slice 0": START_NS + MS, "slice 1": START_NS + MS}
-
-
 @pytest.mark.parametrize("set_s", [3600, -3600, 0])
 def test_a_wall_clock_that_was_set_between_two_starts_moves_the_second_back(merge: Any, set_s: int) -> None:
     """Rank 1 begins a second after rank 0, by a wall clock that was set meanwhile."""
@@ -142,6 +134,9 @@ def test_a_wall_clock_that_was_set_between_two_starts_moves_the_second_back(merg
     files = {"0.json": recorded(0), "1.json": second}
     merged, report = merge(files, strict=True)
     assert starts(merged)["slice 1"] == START_NS + SECOND + MS
+    assert sources(report) == ["reference", "shared"]
+    assert [rank.error_ns for rank in report.ranks] == [0, 0]
+    assert report.ranks[0].clock == "wall clock; same host and boot"
     assert report.ranks[1].offset_ns == -set_s * SECOND
     assert report.ranks[1].clock.endswith(f"{-set_s:+}.000000 s: the wall clock was set in between") == (set_s != 0)
     merged, _ = merge(files, align="none")
@@ -174,9 +169,10 @@ def test_a_torch_trace_follows_the_clock_of_the_attempt_whose_process_it_shows(m
     assert starts(merged)["kernel"] == START_NS + at_s * SECOND
 
 
-def test_other_boots_and_other_hosts_are_other_clocks(merge: Any) -> None:
+def test_other_boots_and_other_hosts_are_other_clocks_unless_the_user_trusts_them(merge: Any) -> None:
     others = {"1.json": recorded(1, boot="b2"), "2.json": recorded(2, boot="b3", host="c")}
-    _, report = merge({"0.json": recorded(0), **others})
+    files = {"0.json": recorded(0), **others}
+    _, report = merge(files)
     assert sources(report) == ["reference", "wall", "wall"]
     assert [rank.aligned for rank in report.ranks] == [True, False, False]
     assert [rank.error_ns for rank in report.ranks] == [0, None, None]
@@ -184,23 +180,18 @@ def test_other_boots_and_other_hosts_are_other_clocks(merge: Any) -> None:
     assert [warning.split(":")[0] for warning in report.warnings] == [
         "ranks 1-2 are not aligned with the others, their wall clock places them"
     ]
+    with pytest.raises(MergeError, match="ranks 1-2 are not aligned"):
+        merge(files, strict=True)
+    _, report = merge(files, strict=True, align="wall")
+    assert (sources(report), report.warnings) == (["reference", "wall", "wall"], [])
+    assert "clock of ranks 1-2: wall clock; different hosts: error unknown" in report.lines()
+    assert sources(merge(files, strict=True, align="none")[1]) == ["none"] * 3
 
 
 def test_hosts_that_are_all_called_localhost_are_not_one(merge: Any) -> None:
     clocks = [seen(), seen(137 * MS)]
     _, report = merge(torch_files(irregular(12), clocks, host="localhost.localdomain"), strict=True)
     assert sources(report) == ["reference", "collectives"]
-
-
-def test_wall_clocks_are_trusted_where_the_user_says_so(merge: Any) -> None:
-    files = {"0.json": recorded(0), "1.json": recorded(1, boot="b2", host="c")}
-    with pytest.raises(MergeError, match="rank 1 is not aligned"):
-        merge(files, strict=True)
-    _, report = merge(files, strict=True, align="wall")
-    assert (sources(report), report.warnings) == (["reference", "wall"], [])
-    assert "clock of rank 1: wall clock; different hosts: error unknown" in report.lines()
-    _, report = merge(files, strict=True, align="none")
-    assert sources(report) == ["none", "none"]
 
 
 def test_exchanges_place_ranks_of_other_hosts(merge: Any) -> None:

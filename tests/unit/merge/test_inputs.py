@@ -226,16 +226,6 @@ def test_a_process_without_events_is_in_the_table_of_its_rank(merge: Any) -> Non
     assert sum(found["name"] == "tracekit_metadata" for found in merged["traceEvents"]) == 2
 
 
-def test_progress_rises_to_one(merge: Any) -> None:
-    seen: list[float] = []
-    merge(
-        {f"rank{rank}.json": torch_trace(event("a")) for rank in range(3)},
-        progress=lambda share, _: seen.append(share),
-    )
-    assert seen == sorted(seen)
-    assert seen[-1] == 1.0
-
-
 def test_a_trace_is_merged_beyond_the_bytes_after_which_one_without_an_event_is_given_up(
     merge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,8 +271,9 @@ def test_documents_of_a_control_folder_are_skipped_silently(tmp_path: Path) -> N
         merge_traces(str(tmp_path / "none.json"), [str(control.path)])
 
 
-def test_a_folder_of_flight_recorder_dumps_is_merged(tmp_path: Path) -> None:
-    dumps = {"nccl_trace_rank_0": as_pickle(hung()), "_dump_fr_trace_json_rank1.bin": as_json(hung())}
+@pytest.mark.parametrize("name", ["nccl_trace_rank_{}", "dump{}", "_dump_fr_trace_json_rank{}.bin"])
+def test_a_folder_of_flight_recorder_dumps_is_merged(tmp_path: Path, name: str) -> None:
+    dumps = {name.format(0): as_pickle(hung()), name.format(1): as_json(hung())}
     write(tmp_path / "run", {**dumps, "weights.bin": b"PK\x03\x04" + bytes(1000), "README": "no trace"})
     report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "run")])
     assert [(item.rank, item.kind) for item in report.inputs] == [(0, "flight recorder"), (1, "flight recorder")]
