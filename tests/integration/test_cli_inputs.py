@@ -255,7 +255,7 @@ def test_a_terminal_is_refused_as_input_and_as_output(
     (tmp_path / "t.json").write_bytes(ARRAY)
     controller, terminal = os.openpty()
     try:
-        done = run(["merge", *arguments], tmp_path, **{stream: terminal})
+        done = run(["merge", *arguments], tmp_path, **{stream: terminal})  # type: ignore[arg-type]
     finally:
         os.close(controller)
         os.close(terminal)

@@ -288,23 +288,6 @@ def test_the_output_is_that_of_one_machine(
 
 
 @pytest.mark.slow
-def test_a_folder_that_all_reach_does_as_well(
-    workers: Workers,
-    scheduler: str,
-    environment: dict[str, str],
-    folder: Path,
-    expected: bytes,
-    tmp_path: Path,
-) -> None:
-    workers.start()
-    output = tmp_path / "out" / "merged.json"
-    done = command(environment, "--quiet", "--dask", scheduler, "-o", str(output), str(folder))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert output.read_bytes() == expected
-    assert list(output.parent.iterdir()) == [output]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["upload", "part"])
 def test_what_a_killed_worker_was_at_is_done_by_another(
     workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes, tmp_path: Path, kind: str

@@ -145,7 +145,7 @@ def test_a_process_is_not_split_when_only_one_of_its_files_must_be_rewritten(arc
     assert found.members["own3.json"] == files["own3.json"]
 
 
-COUNTER = {"ph": "C", "pid": 5}
+COUNTER: dict[str, Any] = {"ph": "C", "pid": 5}
 
 
 @pytest.mark.parametrize(

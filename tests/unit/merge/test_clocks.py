@@ -335,7 +335,7 @@ def test_the_ranks_of_a_host_are_moved_as_one(merge: Any) -> None:
 def test_a_short_window_places_a_long_recording_and_the_error_says_how_long(merge: Any, long: str) -> None:
     """In the window the clocks are 20 ms apart for sure; a quarter of an hour away from it, by as much as clocks drift."""
     long_ns = 900 * SECOND
-    late = {"pid": 101, "cat": "cpu_op"}
+    late: dict[str, Any] = {"pid": 101, "cat": "cpu_op"}
     more = [event("late", number(START_NS + long_ns - BASE_NS), **late)] if long == "torch trace" else []
     done = irregular(16, members=(0, 1))
     files: dict[str, Any] = {

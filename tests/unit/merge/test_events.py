@@ -1,4 +1,4 @@
-"""What becomes of the events of a merge: what options leave out or shorten, and what is repaired, dropped and counted."""
+"""Events of a merge: options that leave out or shorten parts of them, and the counts of repairs and drops."""
 
 from __future__ import annotations
 

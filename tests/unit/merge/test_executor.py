@@ -1,4 +1,4 @@
-"""The work of a merge, shared with workers: each task is done once, and nothing is left on a storage that they share."""
+"""The work of a merge, shared with workers: each task is done once, and the shared storage is clean afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that merge is given: traces of other tools are merged, what is not a trace is named for what it seems to be."""
+"""Files of other tools: traces are merged, and other files are named by their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the inputs of a merge: whose they are, where their rows stand, and what odd values become."""
+"""Inputs of a merge: their ranks, their rows, and their odd values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks lost while they recorded is told by the merge: in its report, in words, and in the merged trace."""
+"""A merge names the losses of the recordings: in its report, in words, and in the merged trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F6: which process each input of a merge is of, where pids do not tell, also in a merge of a merge."""
+"""F6: the process of each input where pids are ambiguous, also in a merge of a merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose scratch folders of merges are removed, and whose are not."""
+"""Scratch folders of dead merges are removed, and no other folders."""
 
 from __future__ import annotations
 

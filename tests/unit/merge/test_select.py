@@ -1,4 +1,4 @@
-"""Merging a part of a run: what each option takes, what goes with it, and what is said about the rest."""
+"""Merging a part of a run: the rules of each option, and the counts of the rest."""
 
 from __future__ import annotations
 
@@ -404,7 +404,7 @@ def test_what_is_left_on_a_track_of_overlaps_stays_on_its_lane(merge: Any) -> No
     trace = rank_trace(*(event(name, *at, cat="y" if name == "b" else "x") for name, at in times.items()))
     whole, some = (
         {found["name"]: found["tid"] for found in merge({"a.json": trace}, **options)[0]["traceEvents"]}
-        for options in ({}, {"select": Selection(categories=["x"])})  # type: ignore[arg-type]
+        for options in ({}, {"select": Selection(categories=["x"])})
     )
     assert {name: some[name] for name in "acde"} == {name: whole[name] for name in "acde"}
     assert whole["d"] == whole["b"] != whole["a"]
