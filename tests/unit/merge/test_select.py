@@ -354,6 +354,16 @@ def test_categories_and_durations(select: Any, selection: Any, names: list[str],
     )
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_pairs_stay_pairs_and_tasks_that_never_end_reach_on(select: Any, backwards: bool) -> None:
+    halves = [("outer", 10, "B"), ("inner", 20, "B"), ("inner", 30, "E"), ("outer", 100, "E"), ("no time", None, "B")]
+    events = [event(name, at, ph=phase) for name, at, phase in halves]
+    events += [event("task", at, ph=phase, cat="a", id="0x1") for at, phase in ((15, "b"), (95, "e"))]
+    events.append(event("endless", 15, ph="b", cat="a", id="0x2"))
+    names, _ = select(rank_trace(event("zero", 0), *events[:: -1 if backwards else 1]), time_window=(0.00005, 0.00006))
+    assert sorted(names) == ["endless", "outer", "outer", "task", "task"]
+
+
 @pytest.mark.parametrize(
     ("selection", "arrows", "gone"),
     [
