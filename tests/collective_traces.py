@@ -17,8 +17,6 @@ START_NS = BASE_NS + 1_000_000_000_000
 MS = 1_000_000
 SECOND = 1_000_000_000
 
-Clock = dict[str, int]
-
 
 @dataclass
 class Done:
@@ -60,18 +58,8 @@ def torch_trace(
 
     def add(name: str, start: int, end: int, cat: str, pid: int, tid: int, **args: Any) -> None:
         shown = clock(start)
-        events.append(
-            {
-                "ph": "X",
-                "cat": cat,
-                "name": name,
-                "pid": pid,
-                "tid": tid,
-                "ts": number(shown - base_ns),
-                "dur": number(clock(end) - shown),
-                "args": args,
-            }
-        )
+        times = {"ts": number(shown - base_ns), "dur": number(clock(end) - shown)}
+        events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args})
 
     mine = [one for one in done if rank in one.members]
     spans: dict[int, list[int]] = {}

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 ROWS = """
 select process.name, coalesce(process_track.name, thread_track.name, thread.name),
-  slice.ts, slice.dur, slice.name, extract_arg(slice.arg_set_id, 'args.completed'),
-  coalesce(extract_arg(slice.arg_set_id, 'args.Seq'), extract_arg(slice.arg_set_id, 'debug.Seq')),
-  extract_arg(slice.arg_set_id, 'debug.completed')
+  slice.ts, slice.dur, slice.name,
+  coalesce(extract_arg(slice.arg_set_id, 'args.completed'), extract_arg(slice.arg_set_id, 'debug.completed')),
+  coalesce(extract_arg(slice.arg_set_id, 'args.Seq'), extract_arg(slice.arg_set_id, 'debug.Seq'))
 from slice left join thread_track on thread_track.id = slice.track_id left join thread using (utid)
 left join process_track on process_track.id = slice.track_id
 join process on process.upid = coalesce(thread.upid, process_track.upid)
@@ -42,8 +42,10 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["merged.json", "merged.json.gz", "merged.pftrace", "merged.zip"])
-@pytest.mark.parametrize("form", [as_json, as_pickle])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [(as_json, "merged.json"), (as_pickle, "merged.json.gz"), (as_json, "merged.pftrace"), (as_pickle, "merged.zip")],
+)
 def test_rows_and_no_errors(tmp_path: Path, engine: Engine, form: type, name: str) -> None:
     for rank in range(2):
         path = tmp_path / f"nccl_trace_rank_{rank}"
@@ -60,8 +62,8 @@ def test_rows_and_no_errors(tmp_path: Path, engine: Engine, form: type, name: st
     for rank in range(2):
         mine = [row for row in rows if row[0] == f"rank {rank} · flight recorder"]
         assert [
-            (track, (ts - first) / MS - rank, None if dur == -1 else dur / MS, name, in_json or in_pftrace, number)
-            for _, track, ts, dur, name, in_json, number, in_pftrace in mine
+            (track, (ts - first) / MS - rank, None if dur == -1 else dur / MS, name, completed, number)
+            for _, track, ts, dur, name, completed, number in mine
         ] == EXPECTED
 
 
@@ -85,17 +87,3 @@ def test_beside_a_torch_trace_of_the_rank(tmp_path: Path, traces: RealTraces, en
         for rank, mine in enumerate(entries)
         for one in mine
     )
-
-
-def test_the_dumps_of_a_real_run_of_two_ranks_are_slices_by_process_group(
-    traces: RealTraces, engine: Engine, tmp_path: Path
-) -> None:
-    dumps = sorted(str(path) for path in (traces / "flight_recorder").glob("*.bin"))
-    report = merge_traces(str(tmp_path / "merged.json"), dumps)
-    assert [rank.rank for rank in report.ranks] == [0, 1]
-    with engine.load(tmp_path / "merged.json") as trace:
-        assert trace.errors() == []
-        found = trace.rows(
-            "select slice.name, count(*) from slice join thread_track on track_id = thread_track.id group by 1"
-        )
-        assert dict(found) == {"gloo:all_reduce": 6, "gloo:broadcast": 2}

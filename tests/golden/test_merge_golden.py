@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -84,42 +83,24 @@ def shifted(rows: list[Any], by_ns: int, columns: tuple[int, ...]) -> list[tuple
     return sorted(tuple(value + by_ns if at in columns else value for at, value in enumerate(row)) for row in rows)
 
 
-SINGLE = [
-    "single_gpu/cuda_event_sync.json.gz",
-    "single_gpu/cuda_triton_example.json.gz",
-    "single_gpu/h100_bert_small.json.gz",
-    "single_gpu/rocm_mi250_minitoy.json.gz",
-    "single_gpu/rocm_mi350x.json.gz",
-    "single_gpu/torch_compile_triton.json.gz",
-    "torch_2.13_quirks/args_inf.json.gz",
-    "torch_2.13_quirks/meta_quotes.json.gz",
-    "torch_2.13_quirks/names.json.gz",
-    "torch_2.13_quirks/pyexport.json.gz",
-    "torch_2.13_quirks/stack_quotes.json.gz",
-    "torch_2.13_quirks/threads.json.gz",
-    "chrome_json/async_begin_end.json",
-    "chrome_json/connected_flow_data.json",
-    "chrome_json/flow_events_json_v1.json",
-    "chrome_json/flow_events_json_v2.json",
-    "chrome_json/flow_simple.json",
-    "chrome_json/nanoseconds.json",
-    "chrome_json/nestable_async.json",
-    "chrome_json/simple_trace.json",
-    "chrome_json/test_json_async.json",
-    "chrome_json/test_json_counter_args.json",
-    "chrome_json/test_json_extreme_vals.json",
-    "chrome_json/test_json_flow.json",
-    "chrome_json/test_json_id2.json",
-    "chrome_json/test_json_incomplete.json",
-    "chrome_json/test_json_pid_tid_zero.json",
-    "chrome_json/test_json_sort_index_hints.json",
-    "chrome_json/test_json_trailing_comma.json",
-    "chrome_json/test_overlapping_complete_event_recovered.json",
-    "chrome_json/test_string_pid_tid.json",
-    "chrome_json/test_string_ts_and_dur.json",
-    "chrome_json/test_trailing_empty_event.json",
-    "chrome_json/trivial_trace.json",
-]
+NAMES = {
+    "single_gpu/{}.json.gz": [
+        "cuda_event_sync", "cuda_triton_example", "h100_bert_small", "rocm_mi250_minitoy", "rocm_mi350x",
+        "torch_compile_triton",
+    ],
+    "torch_2.13_quirks/{}.json.gz": [
+        "args_inf", "meta_quotes", "names", "pyexport", "stack_quotes", "threads",
+    ],
+    "chrome_json/{}.json": [
+        "async_begin_end", "connected_flow_data", "flow_events_json_v1", "flow_events_json_v2", "flow_simple",
+        "nanoseconds", "nestable_async", "simple_trace", "test_json_async", "test_json_counter_args",
+        "test_json_extreme_vals", "test_json_flow", "test_json_id2", "test_json_incomplete",
+        "test_json_pid_tid_zero", "test_json_sort_index_hints", "test_json_trailing_comma",
+        "test_overlapping_complete_event_recovered", "test_string_pid_tid", "test_string_ts_and_dur",
+        "test_trailing_empty_event", "trivial_trace",
+    ],
+}  # fmt: skip
+SINGLE = [form.format(name) for form, names in NAMES.items() for name in names]
 UNREADABLE_BY_PERFETTO = {"torch_2.13_quirks/names.json.gz", "torch_2.13_quirks/stack_quotes.json.gz"}
 SLICES_THAT_PERFETTO_DROPS = {
     "single_gpu/h100_bert_small.json.gz",
@@ -168,7 +149,7 @@ def test_a_trace_alone_keeps_all_that_perfetto_shows_of_it(
 
 
 GLOO = [f"torch_2.13_gloo/{kind}_rank{{}}_step4.json.gz" for kind in ("plain", "shapes", "full")]
-PAIRS = [[name.format(rank) for rank in (0, 1)] for name in GLOO]
+PAIRS = [[name.format(rank) for rank in (0, 1)] for name in [*GLOO, "cuda_h200/torch-rank{}-10.json.gz"]]
 PAIRS.append(
     [
         "torch_2.13_gloo/vm_18367.1795217077496886033.pt.trace.json.gz",
@@ -207,71 +188,6 @@ def test_ranks_together_keep_every_slice_counter_and_arrow_of_each(
                 arrows += single.rows("select count(*) from flow")[0][0]
         assert loaded.rows("select count(*) from flow") == [(arrows,)]
     assert_events_add_up(report)
-
-
-def test_ranks_stand_in_order_with_names_that_people_read(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
-    output, _ = merge(tmp_path, *[traces / name for name in DLRM])
-    events, _ = read(output)
-    orders: dict[int, int] = {}
-    names: dict[int, str] = {}
-    for event in events:
-        if event.name is not UNSET and event.ph == "M":
-            args = decode_json(event.args)
-            if decode_json(event.name) == "process_sort_index":
-                orders[event.pid] = args["sort_index"]
-            elif decode_json(event.name) == "process_name":
-                names[event.pid] = args["name"]
-    assert [names[pid] for pid in sorted(orders, key=orders.__getitem__)] == [
-        *[f"rank {rank} · {what}" for rank in range(4) for what in ("python3", f"GPU {rank}")],
-        *[f"rank {rank} · profiler" for rank in range(4)],
-    ]
-    with engine.load(output) as loaded:
-        shown = loaded.rows(
-            "select process.name, thread.name from thread_track join thread using (utid) join process using (upid)"
-        )
-    assert ("rank 2 · GPU 2", "rank 2 · GPU 2 · stream 7 (compute)") in shown
-    assert ("rank 2 · python3", "thread 59813 (python3)") in shown
-
-
-def test_correlation_ids_do_not_mix_ranks(traces: RealTraces, tmp_path: Path) -> None:
-    output, _ = merge(tmp_path, *[traces / name for name in DLRM])
-    ranks_of: dict[int, set[int]] = {}
-    sizes = []
-    for name in DLRM:
-        found = {
-            decode_json(event.args).get("correlation") for event in read(traces / name)[0] if event.args is not UNSET
-        }
-        sizes.append(len(found - {None}))
-    for event in read(output)[0]:
-        args = {} if event.args is UNSET or event.ph == "M" else decode_json(event.args)
-        if "correlation" in args:
-            ranks_of.setdefault(args["correlation"], set()).add(int(event.pid) // 100_000)
-    assert all(len(ranks) == 1 for ranks in ranks_of.values())
-    assert len(ranks_of) == sum(sizes)
-
-
-def test_the_way_an_instant_was_written_does_not_matter(traces: RealTraces, tmp_path: Path) -> None:
-    """Whole epoch microseconds, epoch with decimals, relative to a base before or after the events: one instant."""
-    source = json.loads(gzip.decompress((traces / DLRM[0]).read_bytes()))
-    base_us = 1_690_000_000_000_000
-    variants: dict[str, dict[str, Any]] = {"whole": source}
-    for kind, relative in (("decimals", 0), ("before", base_us), ("after", base_us)):
-        events = [
-            {**event, "ts": f"@{event['ts'] - relative}.000@"} if "ts" in event else event
-            for event in source["traceEvents"]
-        ]
-        base = {"baseTimeNanoseconds": base_us * 1000} if relative else {}
-        rest = {key: value for key, value in source.items() if key != "traceEvents"}
-        if kind == "after":
-            variants[kind] = {**rest, "traceEvents": events, **base}
-        else:
-            variants[kind] = {**rest, **base, "traceEvents": events}
-    seen = []
-    for kind, value in variants.items():
-        path = tmp_path / f"{kind}.json"
-        path.write_text(json.dumps(value).replace('"@', "").replace('@"', ""))
-        seen.append(absolute(merge(tmp_path, path, name=f"merged_{kind}.json")[0]))
-    assert seen[0] == seen[1] == seen[2] == seen[3]
 
 
 def test_texts_that_end_with_a_backslash_can_be_read_after_a_merge(engine: Engine, tmp_path: Path) -> None:

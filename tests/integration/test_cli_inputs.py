@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.bad_traces import METADATA
-from tests.flight_dumps import as_json, as_pickle, hung
-from tests.real_traces import OWN
+from tests.merge_inputs import names
 from tests.unit.formats.test_jax_traces import jax_trace, xplane
 from tracekit.cli import main
+from tracekit.view.open.prepare import mended, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +71,15 @@ def shown(engine: Engine, path: Path) -> list[tuple[Any, ...]]:
         return trace.rows(SLICES)
 
 
+def slices(engine: Engine, path: str | Path) -> object:
+    """Return how many slices Perfetto shows; None of a file that it refuses."""
+    try:
+        with engine.load(path) as trace:
+            return trace.scalar("select count(*) from slice")
+    except Exception:
+        return None
+
+
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files, also of child processes."""
@@ -82,90 +90,14 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture(params=KINDS)
-def trace(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "trace"
-    path.write_bytes(KINDS[request.param]())
-    return path
-
-
-def test_every_kind_of_input_merges_converts_trims_and_recovers_to_the_same_slices(
-    engine: Engine, tmp_path: Path, trace: Path
-) -> None:
-    assert main(["merge", "-q", "-o", "merged.json", "trace"]) == 0
-    assert main(["convert", "-q", "trace", "converted.pftrace"]) == 0
-    assert main(["trim", "-q", "-o", "trimmed.json.gz", "--categories", "c", "trace"]) == 0
-    assert main(["anonymise", "-q", "-o", "anonymous.json", "trace"]) == 0
-    for name in ("merged.json", "converted.pftrace", "trimmed.json.gz"):
-        assert shown(engine, tmp_path / name) == SHOWN, name
-    if main(["recover", "-q", "trace", "-o", "recovered.json"]) == 0 and (tmp_path / "recovered.json").exists():
-        with engine.load(tmp_path / "recovered.json") as recovered:
-            assert recovered.scalar("select count(*) from slice") == 2
-
-
-def test_every_kind_of_input_is_summed_up(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary", "--json", str(trace)]) == 0
-    markers = json.loads(capsys.readouterr().out)["markers"]
-    assert {row["name"]: row["total_ns"] for row in markers} == {"forward": 20_000, "layer": 5_000}
-
-
-def test_every_kind_of_input_validates_as_perfetto_takes_it(
-    engine: Engine, trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main(["validate", str(trace)])
-    printed = capsys.readouterr().out
-    try:
-        with engine.load(trace) as loaded:
-            is_shown = loaded.scalar("select count(*) from slice") == 2
-    except Exception:
-        is_shown = False
-    assert code == (0 if is_shown else 3), printed
-
-
-def test_open_hands_over_what_perfetto_takes(engine: Engine, tmp_path: Path, trace: Path) -> None:
-    from tracekit.view.open.prepare import mended, prepare
-
-    folder = tmp_path / "open"
-    folder.mkdir()
-    prepared = mended(prepare([str(trace)], folder), folder)
-    with engine.load(prepared.path) as loaded:
-        assert loaded.scalar("select count(*) from slice") == 2
-
-
-def test_zip_with_several_traces_is_refused_with_their_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["merge", "-q", "-o", "m.json", str(OWN / "torch_2.13_gloo/plain_rank0_step4.json.gz")]) == 0
-    shutil.copy(OWN / "torch_2.13_gloo/plain_rank0_step4.json.gz", "rank0.json.gz")
-    shutil.copy(OWN / "torch_2.13_gloo/plain_rank1_step4.json.gz", "rank1.json.gz")
-    assert main(["merge", "-q", "-o", "run.zip", "rank0.json.gz", "rank1.json.gz"]) == 0
-    assert main(["merge", "-q", "-f", "-o", "m.json", "run.zip"]) == 1
-    error = capsys.readouterr().err
-    assert "run.zip: this zip archive holds 2 files (rank0.json, rank1.json); unpack it" in error
-
-
-def test_zip_with_several_traces_does_not_end_a_recovery_of_other_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with zipfile.ZipFile("a.zip", "w") as archive:
-        archive.writestr("a.json", ARRAY)
-        archive.writestr("b.json", ARRAY)
-    (tmp_path / "cut.json").write_bytes(ARRAY[:-5])
-    assert main(["recover", "*"]) == 1
-    captured = capsys.readouterr()
-    assert "holds 2 files (a.json, b.json)" in captured.err
-    assert "2 files: 1 recovered, 0 whole, 1 failed" in captured.out
-
-
-# ---- standard input and pipes -------------------------------------------------------------------------------------------
-
-
 def run(arguments: list[str], folder: Path, content: bytes | None = None, **options: Any) -> Any:
     command = [sys.executable, "-m", "tracekit", *arguments]
-    return subprocess.run(command, cwd=folder, input=content, capture_output=True, check=False, timeout=240, **options)
+    streams = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        **({} if "stdin" in options else {"input": content}),
+    }
+    return subprocess.run(command, cwd=folder, check=False, timeout=240, **{**streams, **options})
 
 
 def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, tmp_path: Path, scratch: Path) -> None:
@@ -189,13 +121,14 @@ def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, 
         (["summary", "-"], 0, b"forward"),
         (["validate", "-"], 0, b"ok: 3 events"),
         (["recover", "-"], 2, b"-: name the recovered trace with -o"),
-        (["recover", "-o", "out.json", "-"], 0, b"whole, 3 events"),
         (["anonymise", "-"], 2, b"-: name the output with -o"),
         (["merge", "-o", "out.json", "-", "-"], 2, b"-: standard input can be named once"),
-        (["convert", "-", "out.pftrace"], 0, b"wrote out.pftrace"),
         (["diff", "-", "-"], 2, b"-: standard input can be named once"),
+        (["run", "-o", "-", "--", "true"], 2, b"run cannot write to standard output; name a file\n"),
+        (["report", "-o", "-", "-"], 0, b"<!doctype html>"),
+        (["query", "--format", "csv", "-o", "-", "-", "select name from events order by name"], 0, b"layer\r\n"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[:4]) if isinstance(value, list) else "",
 )
 def test_commands_take_standard_input(tmp_path: Path, arguments: list[str], code: int, printed: bytes) -> None:
     done = run(arguments, tmp_path, ARRAY)
@@ -237,62 +170,6 @@ def test_recover_repairs_in_a_pipeline(tmp_path: Path) -> None:
     assert b"recovered into -" in done.stderr
 
 
-def test_a_report_goes_to_standard_output(tmp_path: Path) -> None:
-    done = run(["report", "-o", "-", "-"], tmp_path, ARRAY)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.lower().startswith(b"<!doctype html>")
-    done = run(
-        ["query", "--format", "csv", "-o", "-", "-", "select name from events where name = 'layer'"], tmp_path, ARRAY
-    )
-    assert done.stdout.split() == [b"name", b"layer"]
-
-
-def test_a_command_that_cannot_write_to_standard_output_or_a_terminal_says_so(tmp_path: Path) -> None:
-    done = run(["run", "-o", "-", "--", "true"], tmp_path)
-    assert (done.returncode, done.stderr) == (2, b"tracekit: run cannot write to standard output; name a file\n")
-    (tmp_path / "trace.json").write_bytes(ARRAY)
-    controller, terminal = os.openpty()
-    try:
-        command = [sys.executable, "-m", "tracekit", "merge", "-o", "-", "trace.json"]
-        refused = subprocess.run(
-            command, cwd=tmp_path, stdout=terminal, stderr=subprocess.PIPE, check=False, timeout=120
-        )
-    finally:
-        os.close(controller)
-        os.close(terminal)
-    assert refused.returncode == 2
-    assert b"-: standard output is a terminal; redirect it, for example > merged.json" in refused.stderr
-
-
-def test_closed_standard_input_is_reported(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m tracekit merge -o out.json - <&-"
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, check=False, timeout=240)
-    assert done.returncode == 2
-    assert b"-: standard input is closed" in done.stderr
-
-
-def test_terminal_as_standard_input_is_refused(tmp_path: Path) -> None:
-    controller, terminal = os.openpty()
-    try:
-        done = run(["merge", "-o", "out.json", "-"], tmp_path, stdin=terminal)
-    finally:
-        os.close(controller)
-        os.close(terminal)
-    assert done.returncode == 2
-    assert b"-: standard input is a terminal" in done.stderr
-
-
-def test_pipe_for_whose_copy_the_disk_has_no_space_is_reported(tmp_path: Path, scratch: Path) -> None:
-    command = f"trap '' XFSZ; ulimit -f 1; exec {sys.executable} -m tracekit merge -o out.json -"
-    done = subprocess.run(
-        ["sh", "-c", command], cwd=tmp_path, input=ARRAY * 100, capture_output=True, check=False, timeout=240
-    )
-    assert done.returncode == 1
-    assert b"-: cannot be copied to" in done.stderr
-    assert b"set TMPDIR to a folder with more space" in done.stderr
-    assert list(scratch.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -323,43 +200,94 @@ def test_named_pipe_is_read_by_every_command(
     assert list(scratch.iterdir()) == []
 
 
-# ---- folders of flight-recorder dumps, profiles of XLA ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("names", ["nccl_trace_rank_{}", "dump{}", "comm_lib_trace_rank_{}.bin"])
-def test_folder_of_flight_recorder_dumps_is_recognised_by_content(
-    engine: Engine, tmp_path: Path, names: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_takes_every_kind_of_input(
+    engine: Engine, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dumps, output = tmp_path / "dumps", tmp_path / "merged.json"
-    dumps.mkdir()
-    for rank, encode in enumerate((as_pickle, as_json)):
-        (dumps / names.format(rank)).write_bytes(encode(hung()))
-    (dumps / "notes").write_text("not a dump")
-    (dumps / "archive").write_bytes(zipped("a", b"b") + b"x")
-    assert main(["merge", "-q", "-o", str(output), str(dumps)]) == 0
-    ranks = "select distinct substr(name, 1, 6) from process where name like 'rank%' order by 1"
-    with engine.load(output) as trace:
-        assert trace.rows(ranks) == [("rank 0",), ("rank 1",)]
-    assert main(["trim", "-q", "-o", str(tmp_path / "t.json"), "--ranks", "1", str(dumps)]) == 0
+    monkeypatch.chdir(tmp_path)
+    trace = tmp_path / "trace"
+    trace.write_bytes(KINDS[kind]())
+    assert main(["merge", "-q", "-o", "merged.json", "trace"]) == 0
+    assert main(["convert", "-q", "trace", "converted.pftrace"]) == 0
+    assert main(["trim", "-q", "-o", "trimmed.json.gz", "--categories", "c", "trace"]) == 0
+    assert main(["anonymise", "-q", "-o", "anonymous.json", "trace"]) == 0
+    for name in ("merged.json", "converted.pftrace", "trimmed.json.gz"):
+        assert shown(engine, tmp_path / name) == SHOWN, name
+    if main(["recover", "-q", "trace", "-o", "recovered.json"]) == 0 and (tmp_path / "recovered.json").exists():
+        assert slices(engine, tmp_path / "recovered.json") == 2
+    (tmp_path / "open").mkdir()
+    assert slices(engine, mended(prepare([str(trace)], tmp_path / "open"), tmp_path / "open").path) == 2
+
     capsys.readouterr()
-    assert main(["summary", "--json", str(dumps)]) == 0
-    assert len(json.loads(capsys.readouterr().out)["files"]) == 2
+    assert main(["summary", "--json", "trace"]) == 0
+    markers = json.loads(capsys.readouterr().out)["markers"]
+    assert {row["name"]: row["total_ns"] for row in markers} == {"forward": 20_000, "layer": 5_000}
+    # It is valid if Perfetto shows it.
+    assert main(["validate", "trace"]) == (0 if slices(engine, trace) == 2 else 3)
 
 
-def test_xplane_stands_for_the_trace_next_to_it_and_gives_its_start(
-    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_zip_with_several_traces_is_refused_with_their_names_and_does_not_end_a_recovery_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "h.trace.json.gz").write_bytes(jax_trace())
-    (tmp_path / "h.xplane.pb").write_bytes(xplane())
-    output = tmp_path / "merged.json"
-    assert main(["merge", "--json", "-o", str(output), str(tmp_path / "h.xplane.pb")]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert "from the start in its xplane.pb" in report["ranks"][0]["clock"]
-    with engine.load(output) as trace:
-        assert trace.rows("select name from slice") == [("dot",)]
-    both = [str(tmp_path / "h.xplane.pb"), str(tmp_path / "h.trace.json.gz")]
-    assert main(["merge", "-q", "-f", "-o", str(output), *both]) == 0
-    assert main(["summary", str(tmp_path / "h.xplane.pb")]) == 0
-    (tmp_path / "h.trace.json.gz").unlink()
-    assert main(["merge", "-f", "-o", str(output), str(tmp_path / "h.xplane.pb")]) == 1
-    assert "whose trace.json.gz is not next to it" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        archive.writestr("a.json", ARRAY)
+        archive.writestr("b.json", ARRAY)
+    (tmp_path / "cut.json").write_bytes(ARRAY[:-5])
+    assert main(["merge", "-q", "-o", "m.json", "a.zip"]) == 1
+    assert "a.zip: this zip archive holds 2 files (a.json, b.json); unpack it" in capsys.readouterr().err
+    assert main(["recover", "*"]) == 1
+    captured = capsys.readouterr()
+    assert "holds 2 files (a.json, b.json)" in captured.err
+    assert "2 files: 1 recovered, 0 whole, 1 failed" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("stream", "arguments", "says"),
+    [
+        ("stdin", ["-o", "out.json", "-"], b"-: standard input is a terminal"),
+        ("stdout", ["-o", "-", "t.json"], b"-: standard output is a terminal; redirect it, for example > merged.json"),
+    ],
+)
+def test_a_terminal_is_refused_as_input_and_as_output(
+    tmp_path: Path, stream: str, arguments: list[str], says: bytes
+) -> None:
+    (tmp_path / "t.json").write_bytes(ARRAY)
+    controller, terminal = os.openpty()
+    try:
+        done = run(["merge", *arguments], tmp_path, **{stream: terminal})  # type: ignore[arg-type]
+    finally:
+        os.close(controller)
+        os.close(terminal)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        ("{merge} <&-", 2, b"-: standard input is closed"),
+        ("trap '' XFSZ; ulimit -f 1; exec {merge}", 1, b"set TMPDIR to a folder with more space"),
+    ],
+    ids=["closed", "no space for its copy"],
+)
+def test_standard_input_that_cannot_be_read_or_copied_is_reported(
+    tmp_path: Path, scratch: Path, command: str, code: int, says: bytes
+) -> None:
+    merge = f"{sys.executable} -m tracekit merge -o out.json -"
+    shell = ["sh", "-c", command.format(merge=merge)]
+    done = subprocess.run(shell, cwd=tmp_path, input=ARRAY * 100, capture_output=True, check=False, timeout=240)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert list(scratch.iterdir()) == []
+
+
+def test_xplane_stands_for_the_trace_next_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, profile, output = (tmp_path / name for name in ("h.trace.json.gz", "h.xplane.pb", "merged.json"))
+    trace.write_bytes(jax_trace())
+    profile.write_bytes(xplane())
+    for inputs in ([str(profile)], [str(profile), str(trace)]):
+        assert main(["merge", "-f", "--json", "-o", str(output), *inputs]) == 0
+        assert "from the start in its xplane.pb" in json.loads(capsys.readouterr().out)["ranks"][0]["clock"]
+        assert names(json.loads(output.read_text())) == ["dot"]
+    assert main(["summary", str(profile)]) == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,20 +20,21 @@ import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore, free_port
 from tests.faults.processes import wait_until
+from tests.merge_inputs import event, meta, write
+from tests.merge_inputs import rank_trace as rank_trace_of
+from tests.merge_inputs import torch_trace as torch_trace_of
 from tracekit.cli import main
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.perfetto import Engine
-
 
 pytest.importorskip("distributed", reason="Dask is not installed: pip install 'tracekit-ml[dask]'")
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
-BASE_NS = 1_790_857_026_000_000_000
+MERGE = "import sys\nfrom tracekit.cli import main\nsys.exit(main(sys.argv[1:]))"
 
 # Merges as the command does, with patience as a test wants it; prints what became of it.
 DRIVER = """
@@ -97,46 +99,29 @@ executor.probe = executor.write_unit = halt
 
 def rank_trace(rank: int, events: int = 3000) -> list[dict[str, Any]]:
     """Return a rank trace with markers; more than is kept in memory, some of which overlap."""
-    pid = 100 + rank
-    own = {"rank": rank, "pid": pid, "host": "h", "boot_id": "b", "baseTimeNanoseconds": BASE_NS}
-    number = random.Random(rank)
-    found: list[dict[str, Any]] = [{"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": own}]
-    for index in range(events):
-        tid = pid + index % 2
-        dur = number.choice([1.5, 3.25, 4.75])
-        found.append({"ph": "X", "name": f"marker {index}", "pid": pid, "tid": tid, "ts": 2 * index, "dur": dur})
-    return found
+    pid, chance = 100 + rank, random.Random(rank)
+    markers = [
+        event(f"marker {number}", 2 * number, chance.choice([1.5, 3.25, 4.75]), pid=pid, tid=pid + number % 2)
+        for number in range(events)
+    ]
+    return rank_trace_of(*markers, rank=rank, pid=pid, boot_id="b")
 
 
 def torch_trace(rank: int, events: int = 3000) -> dict[str, Any]:
     """Return a torch trace of the same process: its operators lie on the threads of the markers."""
     pid = 100 + rank
-    found = [
-        {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": f"aten::{index}",
-            "pid": pid,
-            "tid": pid + index % 2,
-            "ts": 2 * index + 0.5,
-            "dur": 1.0 + index % 5,
-        }
-        for index in range(events)
+    operators = [
+        event(f"aten::{number}", 2 * number + 0.5, 1.0 + number % 5, pid=pid, tid=pid + number % 2, cat="cpu_op")
+        for number in range(events)
     ]
-    return {
-        "schemaVersion": 1,
-        "distributedInfo": {"rank": rank},
-        "baseTimeNanoseconds": BASE_NS,
-        "traceEvents": [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": "python"}}, *found],
-    }
+    return torch_trace_of(meta("process_name", pid, name="python"), *operators, distributedInfo={"rank": rank})
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     for rank in range(RANKS):
-        (folder / f"rank{rank}.json").write_text(json.dumps(rank_trace(rank)))
-        (folder / f"torch-rank{rank}.json").write_text(json.dumps(torch_trace(rank)))
+        write(folder, {f"rank{rank}.json": rank_trace(rank), f"torch-rank{rank}.json": torch_trace(rank)})
     return folder
 
 
@@ -275,30 +260,31 @@ def merge(scheduler: str, environment: dict[str, str], tmp_path: Path) -> Callab
     return _merge
 
 
+def command(environment: dict[str, str], *arguments: str, program: str = MERGE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, "merge", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+
+
 @pytest.mark.slow
 def test_the_output_is_that_of_one_machine(
-    workers: Workers, merge: Any, inputs: list[str], store: ObjectStore, expected: bytes
-) -> None:
-    workers.start()
-    assert merge() == "merged"
-    assert store.get("merged.json") == expected
-
-
-@pytest.mark.slow
-def test_a_folder_that_all_reach_does_as_well(
     workers: Workers,
     scheduler: str,
     environment: dict[str, str],
-    folder: Path,
+    inputs: list[str],
+    store: ObjectStore,
     expected: bytes,
-    tmp_path: Path,
 ) -> None:
     workers.start()
-    output = tmp_path / "out" / "merged.json"
-    done = command(environment, "--quiet", "--dask", scheduler, "-o", str(output), str(folder))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert output.read_bytes() == expected
-    assert list(output.parent.iterdir()) == [output]
+    done = command(environment, "--dask", scheduler, "-o", f"s3://{BUCKET}/merged.json", f"s3://{BUCKET}/run")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "%" not in line]) == (0, [])  # progress
+    assert done.stdout.startswith(f"merged {2 * RANKS} files of {RANKS} ranks")
+    assert store.get("merged.json") == expected
 
 
 @pytest.mark.slow
@@ -334,93 +320,15 @@ def test_work_that_kills_every_worker_is_given_up(
     assert "merged.json" not in store.keys()  # noqa: SIM118 - no dict
 
 
-def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tracekit", "merge", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-
-
 @pytest.mark.slow
-def test_the_command_merges_into_what_perfetto_loads(
-    workers: Workers,
-    scheduler: str,
-    environment: dict[str, str],
-    inputs: list[str],
-    store: ObjectStore,
-    tmp_path: Path,
-    engine: Engine,
-) -> None:
-    workers.start()
-    done = command(environment, "--dask", scheduler, "-o", f"s3://{BUCKET}/merged.json.gz", f"s3://{BUCKET}/run")
-    assert (done.returncode, [line for line in done.stderr.splitlines() if "%" not in line]) == (0, [])  # progress
-    assert done.stdout.startswith(f"merged {2 * RANKS} files of {RANKS} ranks")
-    path = tmp_path / "merged.json.gz"
-    path.write_bytes(store.get("merged.json.gz"))
-    store.client.delete_object(Bucket=BUCKET, Key="merged.json.gz")
-    with engine.load(path) as trace:
-        assert trace.rows("select count(*) from slice where category is not 'clock'") == [(2 * RANKS * 3000,)]
-        assert trace.errors() == []
-
-
-@pytest.mark.slow
-def test_a_cluster_of_another_version_is_refused(workers: Workers, merge: Any, inputs: list[str]) -> None:
-    workers.start(1, program="from tracekit.merge.execute import dask_cluster\ndask_cluster.__version__ = '0.0.1'\n")
-    message = merge()
-    assert message.startswith("MergeError: --dask tcp://127.0.0.1:")
-    assert "has tracekit 0.0.1, and this is" in message
-
-
-@pytest.mark.slow
-def test_a_cluster_without_workers_is_refused(merge: Any, inputs: list[str]) -> None:
-    message = merge(lost_s=1)
-    assert message.startswith("MergeError: --dask tcp://127.0.0.1:")
-    assert "no worker is ready" in message
-
-
-@pytest.mark.slow
-def test_work_that_fails_in_a_way_nobody_thought_of_is_told_in_a_sentence(
-    workers: Workers, merge: Any, inputs: list[str]
-) -> None:
-    # Too deep for Dask to send its traceback.
-    program = """
-from tracekit.merge.execute import executor
-
-def endless(*arguments, **options):
-    return endless(*arguments)
-
-executor.write_unit = endless
-"""
-    workers.start(1, program=program)
-    assert merge().startswith("MergeError: a worker failed (RecursionError: ")
-
-
-@pytest.mark.slow
-def test_what_cannot_be_connected_to_is_named(environment: dict[str, str]) -> None:
-    program = """
-import sys
-from tracekit.cli import main
-from tracekit.merge.execute import dask_cluster
-
-dask_cluster._CONNECT_S = 1
-sys.exit(main(["merge", "--dask", sys.argv[1], "x.json"]))
-"""
-    for address in (f"tcp://127.0.0.1:{free_port()}", "nonsense://x"):
-        done = subprocess.run(
-            [sys.executable, "-c", program, address],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"tracekit: --dask {address}: the scheduler cannot be reached: ")
-        assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:{port}", "nonsense://x"])
+def test_what_cannot_be_connected_to_is_named(environment: dict[str, str], address: str) -> None:
+    address = address.format(port=free_port())
+    patient = f"from tracekit.merge.execute import dask_cluster\ndask_cluster._CONNECT_S = 1\n{MERGE}"
+    done = command(environment, "--dask", address, "x.json", program=patient)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tracekit: --dask {address}: the scheduler cannot be reached: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_dask_the_error_says_what_to_install(
@@ -431,11 +339,6 @@ def test_without_dask_the_error_says_what_to_install(
     assert capsys.readouterr().err == (
         "tracekit: Merging on a Dask cluster needs distributed: pip install 'tracekit-ml[dask]'\n"
     )
-
-
-def test_workers_and_a_cluster_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["merge", "--dask", "tcp://127.0.0.1:1", "--workers", "2", "x.json"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -465,3 +368,34 @@ def test_a_scheduler_that_is_lost_ends_the_merge_in_a_sentence(
         stdout, stderr = driver.communicate(timeout=400)
     assert stdout.startswith(f"MergeError: --dask {address}: ")
     assert stderr == ""
+
+
+ANOTHER_VERSION = "from tracekit.merge.execute import dask_cluster\ndask_cluster.__version__ = '0.0.1'\n"
+
+
+ENDLESS = """
+from tracekit.merge.execute import executor
+
+def endless(*arguments, **options):
+    return endless(*arguments)
+
+executor.write_unit = endless
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        (ANOTHER_VERSION, r"MergeError: --dask tcp://127.0.0.1:.* has tracekit 0\.0\.1, and this is"),
+        ("", r"MergeError: --dask tcp://127.0.0.1:.*no worker is ready"),
+        (ENDLESS, r"MergeError: a worker failed \(RecursionError: "),
+    ],
+    ids=["another version", "no workers", "an unexpected fault"],
+)
+def test_a_cluster_that_cannot_do_the_work_is_told_in_a_sentence(
+    workers: Workers, merge: Any, inputs: list[str], program: str, says: str
+) -> None:
+    if program:
+        workers.start(1, program=program)
+    assert re.match(says, merge(lost_s=30 if program else 1))

@@ -38,11 +38,11 @@ def inputs(tmp_path: Path) -> Path:
     folder = tmp_path / "in"
     folder.mkdir()
     for rank in range(5):
-        lines = (slice_(10 * number, 15 if number % 7 == rank else 5, f"s {number}") for number in range(1, 2000))
+        lines = (slice_(10 * number, 15 if number % 7 == rank else 5, f"s {number}") for number in range(1, 300))
         (folder / f"rank{rank}.json").write_bytes(rank_trace(*lines, rank=rank, pid=100 + rank))
     events = [
         {"ph": "X", "name": "op", "pid": 101, "tid": 101, "ts": 7.5 * n, "dur": 9, "args": {"correlation": n}}
-        for n in range(500)
+        for n in range(100)
     ]
     events += [{"ph": ph, "name": "flow", "id": 3, "pid": 101, "tid": 101, "ts": 75} for ph in "sf"]
     torch = {"schemaVersion": 1, "distributedInfo": {"rank": 1}, "baseTimeNanoseconds": 10**18, "traceEvents": events}
@@ -57,15 +57,19 @@ def left(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.pftrace", "out.pftrace.gz"])
-def test_the_output_and_the_report_do_not_depend_on_who_works(inputs: Path, tmp_path: Path, name: str) -> None:
+def test_the_output_the_report_and_progress_do_not_depend_on_who_works(inputs: Path, tmp_path: Path, name: str) -> None:
     alone = merge_traces(str(tmp_path / f"alone.{name}"), [str(inputs)])
     assert alone.overlaps_moved
     with ThreadPoolExecutor(3) as threads, process_pool(2) as processes:
         for number, executor in enumerate((threads, processes)):
-            output = tmp_path / f"{number}.{name}"
-            report = merge_traces(str(output), [str(inputs)], executor=executor)
+            output, seen = tmp_path / f"{number}.{name}", list[float]()
+            report = merge_traces(
+                str(output), [str(inputs)], executor=executor, progress=lambda share, _, seen=seen: seen.append(share)
+            )
             assert output.read_bytes() == (tmp_path / f"alone.{name}").read_bytes()
             assert {**report.to_json(), "output": ""} == {**alone.to_json(), "output": ""}
+            assert seen == sorted(seen)
+            assert seen[-1] == 1
     assert left(tmp_path) == [f"0.{name}", f"1.{name}", f"alone.{name}", "in"]
 
 
@@ -104,18 +108,6 @@ done.set()
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
 
 
-@pytest.mark.parametrize("make", [ThreadPoolExecutor, process_pool])
-@pytest.mark.parametrize("name", ["out.json", "out.pftrace"])  # of which one part takes several inputs
-def test_a_merge_reports_progress_of_workers(inputs: Path, tmp_path: Path, make: Any, name: str) -> None:
-    seen: list[float] = []
-    with make(2) as executor:
-        merge_traces(
-            str(tmp_path / name), [str(inputs)], executor=executor, progress=lambda share, _: seen.append(share)
-        )
-    assert seen == sorted(seen)
-    assert seen[-1] == 1
-
-
 def test_an_error_comes_back_from_another_process() -> None:
     error = pickle.loads(pickle.dumps(TraceFormatError("a.json", "no trace", offset_bytes=7)))
     assert (str(error), error.path, error.reason, error.offset_bytes) == (
@@ -128,12 +120,8 @@ def test_an_error_comes_back_from_another_process() -> None:
 
 def test_an_input_that_no_worker_can_read_is_told_as_without_workers(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "rank0.json").write_bytes(b"PK\x03\x04")
-    said = []
-    for workers in ("1", "2"):
-        code = main(
-            ["merge", "-q", "--workers", workers, "-o", str(tmp_path / "out.json"), str(tmp_path / "rank0.json")]
-        )
-        said.append((code, capsys.readouterr().err))
+    command = ["merge", "-q", "-o", str(tmp_path / "out.json"), str(tmp_path / "rank0.json"), "--workers"]
+    said = [(main([*command, workers]), capsys.readouterr().err) for workers in ("1", "2")]
     assert said[0] == said[1]
     assert said[0][0] == 1
     assert left(tmp_path) == ["rank0.json"]
@@ -163,12 +151,12 @@ if __name__ == "__main__":
     [
         (10**9, 4, "", []),
         (1000, 1, "", []),
-        (1000, 3, "", [3]),
         (1000, 64, "", [8]),
         (1000, 3, "raise OSError(11, 'no process')", [3]),
         pytest.param(1000, 3, "raise NotImplementedError('no semaphores')", [3], marks=pytest.mark.slow),
         (1000, 3, "import os; del os.fork; os.fork = lambda: open(os.devnull + '/no process')", [3]),
     ],
+    ids=["small", "one processor", "many processors", "no process", "no semaphores", "no fork"],
 )
 def test_large_inputs_are_merged_by_all_processors_unasked(
     inputs: Path, tmp_path: Path, worth: int, processors: int, refuse: str, started: list[int]
@@ -181,12 +169,6 @@ def test_large_inputs_are_merged_by_all_processors_unasked(
     assert outside(tmp_path, code) == f"0 {started}\n"
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
     assert left(tmp_path) == ["alone.json", "in", "out.json"]
-
-
-def test_workers_are_counted_from_one(capsys: Any) -> None:
-    for number in ("0", "-1", "many"):
-        assert main(["merge", "--workers", number, "a.json"]) == 2
-        assert "--workers" in capsys.readouterr().err
 
 
 def die(*_: object) -> None:
@@ -296,14 +278,15 @@ def test_parts_are_joined_where_the_kernel_cannot_copy(
         merge_traces(str(tmp_path / "out.json"), [str(inputs)], executor=executor)
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "alone.json").read_bytes()
     # Also into the middle of an output.
-    (tmp_path / "part").write_bytes(b"part" * 1000)
-    (tmp_path / "whole").write_bytes(b"before after")
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    part.write_bytes(b"part" * 1000)
+    whole.write_bytes(b"before after")
     before = iter([copied_bytes] if copied_bytes else [])
-    with (tmp_path / "whole").open("r+b") as file:
+    with whole.open("r+b") as file:
         file.seek(7)
-        PartStore(str(tmp_path)).append(str(tmp_path / "part"), file)
-    assert (tmp_path / "whole").read_bytes() == b"before " + b"part" * 1000
-    assert not (tmp_path / "part").exists()
+        PartStore(str(tmp_path)).append(str(part), file)
+    assert whole.read_bytes() == b"before " + b"part" * 1000
+    assert not part.exists()
 
 
 def test_an_output_that_workers_cannot_write_is_told(tmp_path: Path) -> None:

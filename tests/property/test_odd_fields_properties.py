@@ -22,23 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-RANK = {"in.json": 0}
+
+def merge(path: Path, folder: Path, output: str = "m.json", **options: Any) -> object:
+    return tracekit.merge_traces(folder / output, path, overwrite=True, **{"ranks": {"in.json": 0}, **options})
+
 
 TOOLS: dict[str, Callable[[Path, Path], object]] = {
     "validate": lambda path, folder: tracekit.validate_trace(path),
-    "merge": lambda path, folder: tracekit.merge_traces(folder / "m.json", path, overwrite=True, ranks=RANK),
-    "merge, its own rank": lambda path, folder: tracekit.merge_traces(folder / "m.json", path, overwrite=True),
-    "merge to pftrace": lambda path, folder: tracekit.merge_traces(
-        folder / "m.pftrace", path, overwrite=True, ranks=RANK
-    ),
-    "merge some steps": lambda path, folder: tracekit.merge_traces(
-        folder / "m.json", path, overwrite=True, ranks=RANK, select=Selection(steps=(0, 3))
-    ),
-    "merge some names": lambda path, folder: tracekit.merge_traces(
-        folder / "m.json", path, overwrite=True, ranks=RANK, select=Selection(names=["a*"])
-    ),
-    "recover": lambda path, folder: tracekit.recover_trace(path, folder / "r.json", overwrite=True),
-    "recover and close": lambda path, folder: tracekit.recover_trace(
+    "merge": merge,
+    "merge, its own rank": lambda path, folder: merge(path, folder, ranks=None),
+    "merge to pftrace": lambda path, folder: merge(path, folder, "m.pftrace"),
+    "merge some steps": lambda path, folder: merge(path, folder, select=Selection(steps=(0, 3))),
+    "merge some names": lambda path, folder: merge(path, folder, select=Selection(names=["a*"])),
+    "recover": lambda path, folder: tracekit.recover_trace(
         path, folder / "r.json", overwrite=True, close_open_slices=True
     ),
     "summarize": lambda path, folder: tracekit.summarize_traces(path),
@@ -151,11 +147,11 @@ def slices(draw: st.DrawFn) -> dict[str, Any]:
     return event | draw(st.dictionaries(st.sampled_from(["args", "cat", "s", "bp", "dur", "ph"]), odd, max_size=1))
 
 
-def assert_merge_is_valid(folder: Path, source: Path, **options: Any) -> None:
+def assert_merge_is_valid(folder: Path, source: Path) -> None:
     """Merge to JSON, and to a native trace and that to JSON, and validate both."""
-    for output, inputs in (("m.json", source), ("m.pftrace", source), ("n.json", folder / "m.pftrace")):
+    for output, path in (("m.json", source), ("m.pftrace", source), ("n.json", folder / "m.pftrace")):
         try:
-            tracekit.merge_traces(folder / output, inputs, overwrite=True, **(options if inputs == source else {}))
+            merge(path, folder, output, **({} if path == source else {"ranks": None}))
         except TracekitError:
             return
         if output.endswith(".json"):
@@ -163,7 +159,10 @@ def assert_merge_is_valid(folder: Path, source: Path, **options: Any) -> None:
             assert [str(problem) for problem in report.problems if problem.severity == "error"] == []
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
+BOTH = pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
+
+
+@BOTH
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     head=heads,
@@ -175,7 +174,7 @@ def test_what_a_merge_writes_of_odd_events_is_valid(
 ) -> None:
     path = written(tmp_path / "in.json", found if form == "array" else {**head, "traceEvents": found})
     with contextlib.nullcontext() if compiled else mock.patch.object(core, "merge", None):
-        assert_merge_is_valid(tmp_path, path, ranks=RANK)
+        assert_merge_is_valid(tmp_path, path)
 
 
 NESTED = json.loads('{"a":' * 100 + "1" + "}" * 100)
@@ -201,7 +200,7 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.core), False], ids=["core", "python"])
+@BOTH
 @pytest.mark.parametrize("odd_events", UNUSUAL.values(), ids=UNUSUAL)
 def test_what_a_merge_writes_of_an_odd_event_is_valid(
     tmp_path: Path, compiled: bool, odd_events: list[dict[str, Any]]
@@ -209,46 +208,28 @@ def test_what_a_merge_writes_of_an_odd_event_is_valid(
     found = [SLICE, *({**SLICE, "ts": 7, **event} for event in odd_events), {**SLICE, "ts": 2000}]
     path = written(tmp_path / "in.json", found)
     with contextlib.nullcontext() if compiled else mock.patch.object(core, "merge", None):
-        assert_merge_is_valid(tmp_path, path, ranks=RANK)
-        report = tracekit.merge_traces(tmp_path / "m.json", path, overwrite=True, ranks=RANK)
+        assert_merge_is_valid(tmp_path, path)
+        report: Any = merge(path, tmp_path)
     # The report does not name the other two: a scope that all ranks would share, and a time moved by a few ns at most.
     unnamed = (UNUSUAL["a time far from the base"], UNUSUAL["a mark of all processes"])
     assert report.repaired or report.dropped or report.overlaps_moved or odd_events in unnamed
 
 
 SLICE = {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1}
-TIMESTAMP = {"ph": "M", "name": "tracekit_timestamp", "pid": 1, "tid": 1, "ts": 1, "args": {"batch": 0}}
+TIMESTAMP: dict[str, Any] = {"ph": "M", "name": "tracekit_timestamp", "pid": 1, "tid": 1, "ts": 1, "args": {"batch": 0}}
+
+
+OWN = {**TIMESTAMP, "name": "tracekit_metadata", "args": METADATA["tracekit_metadata"]}
+BROKE_A_TOOL = {
+    "a phase that is a list": [TIMESTAMP, SLICE, {**SLICE, "ph": ["X"]}],
+    "a name that is a list": [TIMESTAMP, SLICE, {**SLICE, "ph": "M", "name": ["thread_name"], "args": {}}],
+    "a process without steps": [TIMESTAMP, SLICE, {**SLICE, "pid": 2}],
+    "a surrogate": [{**OWN, "tid": "é\ud800"}, TIMESTAMP, SLICE],
+    "a boot that is a list": [{**OWN, "args": {**OWN["args"], "boot_id": ["boot"]}}, TIMESTAMP, SLICE],
+}
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize(
-    "found",
-    [
-        [TIMESTAMP, SLICE, {**SLICE, "ph": ["X"]}],
-        [TIMESTAMP, SLICE, {**SLICE, "ph": "M", "name": ["thread_name"], "args": {}}],
-        [TIMESTAMP, SLICE, {**SLICE, "pid": 2}],
-        [
-            {**TIMESTAMP, "name": "tracekit_metadata", "tid": "é\ud800", "args": METADATA["tracekit_metadata"]},
-            TIMESTAMP,
-            SLICE,
-        ],
-        [
-            {
-                **TIMESTAMP,
-                "name": "tracekit_metadata",
-                "args": {**METADATA["tracekit_metadata"], "boot_id": ["boot"]},
-            },
-            TIMESTAMP,
-            SLICE,
-        ],
-    ],
-    ids=[
-        "a phase that is a list",
-        "a name that is a list",
-        "a process without steps",
-        "a surrogate",
-        "a boot that is a list",
-    ],
-)
+@pytest.mark.parametrize("found", BROKE_A_TOOL.values(), ids=BROKE_A_TOOL)
 def test_what_has_broken_a_tool_once_gives_a_result(tmp_path: Path, tool: str, found: list[dict[str, Any]]) -> None:
     assert TOOLS[tool](written(tmp_path / "in.json", found), tmp_path) is not None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
-import os
 import tarfile
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.merge_inputs import BASE_NS, event, meta, torch_trace, write
+from tests.merge_inputs import rank_trace as rank_trace_of
 from tracekit.check.schemas import MERGE_REPORT, PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.archive import manifest_problems
 from tracekit.errors import MergeError, StorageError
@@ -20,28 +21,17 @@ from tracekit.formats.archive_file import write_tar, write_zip
 from tracekit.merge import Selection, merge_traces
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tracekit.merge import MergeReport
 
-BASE_NS = 1_790_857_026_000_000_000
 
-
-def event(ph: str, name: str, pid: int | str, ts: float = 5, **more: Any) -> dict[str, Any]:
-    found = {"ph": ph, "name": name, "pid": pid, "tid": 7, "ts": ts, **more}
-    return {**found, "dur": 2} if ph == "X" else found
-
-
-def rank_trace(rank: int, *events: dict[str, Any], pid: int | None = None, base_ns: int = BASE_NS, **own: Any) -> bytes:
+def rank_trace(rank: int, *events: dict[str, Any], pid: int | None = None, **own: Any) -> bytes:
     pid = 100 + rank if pid is None else pid
-    args = {"rank": rank, "pid": pid, "host": "h", "baseTimeNanoseconds": base_ns, **own}
-    lines = [event("M", "tracekit_metadata", pid, args=args), *(events or [event("X", f"on {rank}", pid)])]
+    lines = rank_trace_of(*(events or [event(f"on {rank}", pid=pid)]), rank=rank, pid=pid, **own)
     return b"[\n" + b",\n".join(json.dumps(line).encode() for line in lines) + b"\n]\n"
 
 
-def torch_trace(rank: int, *events: dict[str, Any], base_ns: int = BASE_NS) -> bytes:
-    head = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "baseTimeNanoseconds": base_ns}
-    return json.dumps({**head, "traceEvents": events}).encode()
+def torch(rank: int, *events: dict[str, Any], **header: Any) -> bytes:
+    return json.dumps(torch_trace(*events, distributedInfo={"rank": rank}, **header)).encode()
 
 
 def members(path: Path) -> dict[str, bytes]:
@@ -61,23 +51,14 @@ class Archived:
         assert next(iter(self.members)) == "perfetto_manifest.json"
         text = self.members.pop("perfetto_manifest.json")
         assert text.startswith(b'{"perfetto_manifest"')
-        self.manifest = json.loads(text)["perfetto_manifest"]
         assert compile_schema(PERFETTO_MANIFEST)(json.loads(text)) is None
         assert manifest_problems(json.loads(text), self.members) == []
         assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
-
-    @property
-    def rewritten(self) -> dict[str, str]:
-        assert self.report.rewritten is not None
-        return {path.rpartition("/")[2]: why for path, why in self.report.rewritten.items()}
-
-    @property
-    def machines(self) -> dict[str, str]:
-        return {entry["path"]: entry["machine"]["name"] for entry in self.manifest["files"]}
-
-    @property
-    def offsets(self) -> dict[str, int | None]:
-        return {entry["path"]: entry.get("clocks", {}).get("offset_ns") for entry in self.manifest["files"]}
+        self.manifest = json.loads(text)["perfetto_manifest"]
+        files = {entry["path"]: entry for entry in self.manifest["files"]}
+        self.machines = {name: entry["machine"]["name"] for name, entry in files.items()}
+        self.offsets = {name: entry.get("clocks", {}).get("offset_ns") for name, entry in files.items()}
+        self.rewritten = {Path(path).name: why for path, why in (report.rewritten or {}).items()}
 
     def pids(self, name: str) -> set[int | str]:
         document = json.loads(self.members[name])
@@ -86,82 +67,73 @@ class Archived:
 
 
 @pytest.fixture(params=["tar", "zip"])
-def merge(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
-    def _merge(files: dict[str, bytes], **options: Any) -> Archived:
-        folder = tmp_path / "run"
-        for name, data in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+def archive(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """Write files by name, and merge them into an archive."""
+
+    def _archive(files: dict[str, bytes], **options: Any) -> Archived:
         output = tmp_path / f"merged.{request.param}"
-        report = merge_traces(str(output), [str(folder / name) for name in files], overwrite=True, **options)
-        return Archived(output, report)
+        return Archived(output, merge_traces(str(output), write(tmp_path / "run", files), overwrite=True, **options))
 
-    return _merge
+    return _archive
 
 
-def test_inputs_that_can_stand_together_are_copied_and_unpacked(merge: Any) -> None:
+def test_inputs_that_can_stand_together_are_copied_and_unpacked(archive: Any) -> None:
     files = {"rank0.json": rank_trace(0), "rank1.json.gz": rank_trace(1)}
-    found = merge(files)
+    found = archive(files)
     assert found.members == {"rank0.json": files["rank0.json"], "rank1.json": files["rank1.json.gz"]}
     assert found.machines == {"rank0.json": "rank 0", "rank1.json": "rank 1"}
     assert found.offsets == {"rank0.json": None, "rank1.json": 0}
-    assert found.rewritten == {}
-    assert found.report.complete
+    assert (found.rewritten, found.report.complete) == ({}, True)
     assert found.report.events_out == found.report.events_in
     assert "archive: 2 inputs as they are, 0 rewritten" in found.report.lines()
     assert found.manifest["attributes"]["tracekit.base_time_ns"] == BASE_NS
 
 
-def test_the_manifest_moves_a_file_of_another_base_later(merge: Any) -> None:
-    found = merge({"rank0.json": rank_trace(0, base_ns=BASE_NS + 10**9), "rank1.json": rank_trace(1)})
+def test_the_manifest_moves_a_file_of_another_base_later(archive: Any) -> None:
+    found = archive({"rank0.json": rank_trace(0, baseTimeNanoseconds=BASE_NS + 10**9), "rank1.json": rank_trace(1)})
     assert found.manifest["files"][0]["clocks"] == {"sync_to": {"file": "rank1.json"}, "offset_ns": 10**9}
     assert found.offsets == {"rank0.json": 10**9, "rank1.json": None}
     assert found.rewritten == {}
 
 
-def test_epoch_times_are_the_reference_for_relative_ones(merge: Any) -> None:
-    files = {
-        "rank0.json": rank_trace(0),
-        "rank1.json": torch_trace(1, event("X", "a", 4711, BASE_NS // 1000), base_ns=0),
-    }
-    found = merge(files)
+def test_epoch_times_are_the_reference_for_relative_ones(archive: Any) -> None:
+    epoch = torch(1, event("a", BASE_NS // 1000, pid=4711), baseTimeNanoseconds=0)
+    found = archive({"rank0.json": rank_trace(0), "rank1.json": epoch})
     assert found.offsets == {"rank0.json": BASE_NS, "rank1.json": None}
     assert found.manifest["attributes"]["tracekit.base_time_ns"] == 0
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("first", "second"),
     [
-        {"a.json": torch_trace(0, event("X", "a", 0)), "b.json": torch_trace(1, event("X", "b", 0))},
-        {"a.json": torch_trace(0, event("X", "a", "Spans")), "b.json": torch_trace(1, event("X", "b", "Spans"))},
-        {"a.json": rank_trace(0, pid=7, host="g"), "b.json": rank_trace(1, pid=7)},
+        (torch(0, event("a", pid=0)), torch(1, event("b", pid=0))),
+        (torch(0, event("a", pid="Spans")), torch(1, event("b", pid="Spans"))),
+        (rank_trace(0, pid=7, host="g"), rank_trace(1, pid=7)),
         # A pid that no process can have is 0 for Perfetto.
-        {"a.json": torch_trace(0, event("X", "a", -1)), "b.json": torch_trace(1, event("X", "b", 0))},
+        (torch(0, event("a", pid=-1)), torch(1, event("b", pid=0))),
         # A name for what another rank uses.
-        {
-            "a.json": torch_trace(0, event("X", "a", 3)),
-            "b.json": torch_trace(1, event("X", "b", 4), event("M", "process_name", 3, args={"name": "gpu"})),
-        },
+        (torch(0, event("a", pid=3)), torch(1, event("b", pid=4), meta("process_name", 3, name="gpu"))),
     ],
     ids=["number", "text", "hosts", "negative", "declared"],
 )
-def test_what_older_viewers_would_take_for_one_process_is_rewritten(merge: Any, files: dict[str, bytes]) -> None:
-    found = merge(files)
+def test_what_older_viewers_would_take_for_one_process_is_rewritten(archive: Any, first: bytes, second: bytes) -> None:
+    files = {"a.json": first, "b.json": second}
+    found = archive(files)
     assert found.rewritten == dict.fromkeys(files, "another process has its pid")
     assert found.pids("a.json").isdisjoint(found.pids("b.json"))
     assert found.machines == {"a.json": "rank 0", "b.json": "rank 1"}
 
 
-def test_a_process_is_not_split_when_only_one_of_its_files_must_be_rewritten(merge: Any) -> None:
+def test_a_process_is_not_split_when_only_one_of_its_files_must_be_rewritten(archive: Any) -> None:
     files = {
         "own0.json": rank_trace(0, pid=500),
-        "torch0.json": torch_trace(0, event("X", "op", 500), event("X", "kernel", 0)),
-        "torch1.json": torch_trace(1, event("X", "op", 600), event("X", "kernel", 0)),
+        "torch0.json": torch(0, event("op", pid=500), event("kernel", pid=0)),
+        "torch1.json": torch(1, event("op", pid=600), event("kernel", pid=0)),
         # Its pid is what a process of rank 1 is called once that is rewritten.
         "own2.json": rank_trace(2, pid=100_001),
         "own3.json": rank_trace(3, pid=503),
     }
-    found = merge(files)
+    found = archive(files)
     assert found.rewritten == {
         "own0.json": "a process of it is in another input that is rewritten",
         "torch0.json": "another process has its pid",
@@ -173,6 +145,9 @@ def test_a_process_is_not_split_when_only_one_of_its_files_must_be_rewritten(mer
     assert found.members["own3.json"] == files["own3.json"]
 
 
+COUNTER: dict[str, Any] = {"ph": "C", "pid": 5}
+
+
 @pytest.mark.parametrize(
     ("data", "copied"),
     [
@@ -181,17 +156,17 @@ def test_a_process_is_not_split_when_only_one_of_its_files_must_be_rewritten(mer
         (rank_trace(0)[:-3] + b",\n", True),
         (rank_trace(0).replace(b'"on 0"', b'"on "0""'), False),
         (rank_trace(0).replace(b'"on 0"', b'"\xff"'), False),
-        (torch_trace(0, event("X", "a", 5))[:-1], False),
-        (torch_trace(0), False),
+        (torch(0, event("a", pid=5))[:-1], False),
+        (torch(0), False),
         (b"\xef\xbb\xbf" + rank_trace(0), False),
-        (json.dumps([event("X", "a", 5), {}]).encode(), True),
-        (json.dumps([event("X", "a", 5), event("C", "c", 5, args={"v": True})]).encode(), True),
-        (json.dumps([event("X", "a", 5), event("C", "c", 5, args={"v": "x", "w": 1})]).encode(), False),
-        (json.dumps([event("X", "a", 5), event("X", "b", 5) | {"dur": None}]).encode(), False),
+        (json.dumps([event("a", pid=5), {}]).encode(), True),
+        (json.dumps([event("a", pid=5), event("c", **COUNTER, args={"v": True})]).encode(), True),
+        (json.dumps([event("a", pid=5), event("c", **COUNTER, args={"v": "x", "w": 1})]).encode(), False),
+        (json.dumps([event("a", pid=5), event("b", dur=None, pid=5)]).encode(), False),
     ],
 )
-def test_what_perfetto_would_refuse_is_repaired(merge: Any, data: bytes, copied: bool) -> None:
-    found = merge({"trace.json": data})
+def test_what_perfetto_would_refuse_is_repaired(archive: Any, data: bytes, copied: bool) -> None:
+    found = archive({"trace.json": data})
     assert found.rewritten == ({} if copied else {"trace.json": "it needs repair"})
     if copied:
         assert found.members["trace.json"] == data
@@ -199,70 +174,45 @@ def test_what_perfetto_would_refuse_is_repaired(merge: Any, data: bytes, copied:
         json.loads(found.members["trace.json"])
 
 
-def test_a_selection_is_rewritten_and_counted(merge: Any) -> None:
+def test_a_selection_is_rewritten_and_counted(archive: Any) -> None:
     files = {
-        "rank0.json": rank_trace(0, event("X", "a", 100), event("X", "b", 100, cat="x")),
+        "rank0.json": rank_trace(0, event("a"), event("b", cat="x")),
         "rank1.json": rank_trace(1),
     }
-    found = merge(files, select=Selection(ranks={0}, categories=["x"]))
+    found = archive(files, select=Selection(ranks={0}, categories=["x"]))
     assert list(found.members) == ["rank0.json"]
     assert found.rewritten == {"rank0.json": "something is selected"}
     assert b'"b"' in found.members["rank0.json"]
     assert b'"a"' not in found.members["rank0.json"]
     assert [(item.reason, item.count) for item in found.report.left_out] == [("rank", None), ("category", 1)]
-    assert merge(files, select=Selection(ranks={0})).members == {"rank0.json": files["rank0.json"]}
+    assert archive(files, select=Selection(ranks={0})).members == {"rank0.json": files["rank0.json"]}
 
 
-def test_names_are_what_every_reader_takes_and_each_is_there_once(merge: Any) -> None:
-    files = {
-        "a/trace.json": rank_trace(0),
-        "b/trace.json.gz": rank_trace(1),
-        "c/rank0-trace.json": rank_trace(2),
-        "d/perfetto_manifest.json": rank_trace(3),
-        ".hidden ütf.json.tmp": rank_trace(4),
-        f"{'x' * 150}.json": rank_trace(5),
-        f"{'y' * 150}.json": rank_trace(6),
-        f"y{'y' * 150}.json": rank_trace(7),
-        "noending": rank_trace(8),
-        "x/twice.json": rank_trace(9),
-        "y/twice.json": rank_trace(9, event("X", "later", 109, ts=9)),
-    }
-    found = merge(files)
-    assert list(found.members) == [
-        "rank0-trace.json",
-        "rank1-trace.json",
-        "rank2-rank0-trace.json",
-        "rank3-perfetto_manifest.json",
-        "hidden_tf.json",
-        f"{'x' * 75}.json",
-        f"rank6-{'y' * 75}.json",
-        f"rank7-{'y' * 75}.json",
-        "noending.json",
-        "rank9-twice.json",
-        "10-rank9-twice.json",
-    ]
+NAMES = {
+    "a/trace.json": "rank0-trace.json",
+    "b/trace.json.gz": "rank1-trace.json",
+    "c/rank0-trace.json": "rank2-rank0-trace.json",
+    "d/perfetto_manifest.json": "rank3-perfetto_manifest.json",
+    ".hidden ütf.json.tmp": "hidden_tf.json",
+    f"{'x' * 150}.json": f"{'x' * 75}.json",
+    f"{'y' * 150}.json": f"rank6-{'y' * 75}.json",
+    f"y{'y' * 150}.json": f"rank7-{'y' * 75}.json",
+    "noending": "noending.json",
+    "x/twice.json": "rank9-twice.json",
+    "y/twice.json": "10-rank9-twice.json",
+}
+
+
+def test_names_are_what_every_reader_takes_and_each_is_there_once(archive: Any) -> None:
+    files = {name: rank_trace(rank) for rank, name in enumerate(NAMES)}
+    found = archive(files | {"y/twice.json": rank_trace(9, event("later", 9, pid=109))})
+    assert list(found.members) == list(NAMES.values())
     assert max(map(len, found.members)) < 100
 
 
-@pytest.mark.parametrize("ending", ["tar", "zip"])
-def test_the_same_inputs_give_the_same_bytes_whatever_their_order_and_age(tmp_path: Path, ending: str) -> None:
-    paths = []
-    for rank in range(3):
-        paths.append(tmp_path / f"rank{rank}.json")
-        paths[-1].write_bytes(rank_trace(rank, pid=100 + rank // 2))
-    first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
-    merge_traces(str(first), [str(path) for path in paths])
-    for path in paths:
-        os.utime(path, (1, 1))
-    merge_traces(str(second), [str(path) for path in reversed(paths)])
-    assert first.read_bytes() == second.read_bytes()
-
-
-def test_a_merged_file_of_several_ranks_is_a_machine_of_its_own(merge: Any, tmp_path: Path) -> None:
-    for rank in range(2):
-        (tmp_path / f"rank{rank}.json").write_bytes(rank_trace(rank))
-    merge_traces(str(tmp_path / "m.json"), [str(tmp_path / "rank0.json"), str(tmp_path / "rank1.json")])
-    found = merge({"merged.json": (tmp_path / "m.json").read_bytes(), "rank2.json": rank_trace(2)})
+def test_a_merged_file_of_several_ranks_is_a_machine_of_its_own(archive: Any, merge: Any) -> None:
+    merged, _ = merge({f"rank{rank}.json": rank_trace(rank) for rank in range(2)})
+    found = archive({"merged.json": json.dumps(merged).encode(), "rank2.json": rank_trace(2)})
     assert found.machines == {"merged.json": "ranks 0-1", "rank2.json": "rank 2"}
     assert found.rewritten == {}
 

@@ -1,4 +1,4 @@
-"""Files that merge is given: traces of other tools are merged, what is not a trace is named for what it seems to be."""
+"""Files of other tools: traces are merged, and other files are named by their kind."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.merge_inputs import BASE_NS, event, write
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import seems_to_be
 from tracekit.merge import merge_traces
@@ -23,44 +24,25 @@ if TYPE_CHECKING:
 
     from tracekit.merge import MergeReport
 
-BASE_NS = 1_790_857_026_000_000_000
-
 
 def slice_(name: str = "x", ts: float = 5, **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": 1, **more}
+    return event(name, ts, 1, pid=1, tid=1, **more)
 
 
-def merge(folder: Path, data: bytes, name: str = "file.json") -> tuple[list[dict[str, Any]], MergeReport]:
-    (folder / name).write_bytes(data)
-    report = merge_traces(str(folder / "merged.json"), [str(folder / name)])
-    merged = json.loads((folder / "merged.json").read_text())
-    return [event for event in merged["traceEvents"] if event["ph"] != "M"], report
-
-
-# ---- traces of other tools, as they write them ---------------------------------------------------------------------------
-
-
-def test_viztracer_and_the_base_of_its_times(tmp_path: Path) -> None:
+def test_viztracer_and_the_base_of_its_times(merged: Any) -> None:
+    place = {"pid": 18, "tid": 18}
     trace = {
         "traceEvents": [
-            {"ph": "M", "pid": 18, "tid": 18, "name": "process_name", "args": {"name": "MainProcess"}},
-            {"ph": "M", "pid": 18, "tid": 18, "name": "thread_name", "args": {"name": "MainThread"}},
-            {
-                "pid": 18,
-                "tid": 18,
-                "ts": 14821145843.139,
-                "ph": "X",
-                "dur": 0.17025263622759446,
-                "name": "f",
-                "cat": "FEE",
-            },
+            {"ph": "M", **place, "name": "process_name", "args": {"name": "MainProcess"}},
+            {"ph": "M", **place, "name": "thread_name", "args": {"name": "MainThread"}},
+            {**place, "ts": 14821145843.139, "ph": "X", "dur": 0.17025263622759446, "name": "f", "cat": "FEE"},
         ],
         "viztracer_metadata": {"version": "1.1.1", "overflow": False, "baseTimeNanoseconds": BASE_NS},
         "file_info": {"files": {}, "functions": {}},
     }
-    (event,), report = merge(tmp_path, json.dumps(trace).encode())
+    (found,), report = merged(trace)
     assert report.base_time_ns == report.inputs[0].base_time_ns == BASE_NS
-    assert (event["ts"], event["dur"]) == (14821145843.139, 0.170)
+    assert (found["ts"], found["dur"]) == ("14821145843.139", "0.170")
     assert report.ranks[0].clock.startswith("wall clock")
 
 
@@ -74,99 +56,92 @@ def test_a_real_viztracer_trace(tmp_path: Path) -> None:
     assert report.warnings == []
 
 
-def test_jax(tmp_path: Path) -> None:
-    trace = b"""{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[
+def test_jax(merged: Any) -> None:
+    events, report = merged(b"""{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[
 {"args":{"name":"/host:CPU"},"name":"process_name","ph":"M","pid":701},
 {"args":{"long_name":"jit_f","run_id":"7"},"dur":0.1234567,"name":"PjitFunction(f)","ph":"X","pid":701,"tid":5,
 "ts":7.2709999999999999},
 {"args":{"name":"/device:GPU:0"},"name":"process_name","ph":"M","pid":1},
 {"dur":3.000001,"name":"fusion","ph":"X","pid":1,"tid":14,"ts":8.123456},
-{}]}"""
-    events, report = merge(tmp_path, trace)
-    assert [(event["ts"], event["dur"]) for event in events] == [(7.271, 0.123), (8.123, 3.0)]
+{}]}""")
+    assert [(event["ts"], event["dur"]) for event in events] == [("7.271", "0.123"), ("8.123", "3.000")]
     assert events[0]["args"] == {"long_name": "jit_f", "run_id": "7"}
     assert report.ranks[0].processes == ["rank 0 · XLA /host:CPU", "rank 0 · XLA /device:GPU:0"]
     assert report.complete
 
 
-def test_nccl_profiler_with_its_bare_words_and_hexadecimal_numbers(tmp_path: Path) -> None:
-    trace = b"""[
+def test_nccl_profiler_with_its_bare_words_and_hexadecimal_numbers(merged: Any) -> None:
+    events, report = merged(b"""[
 {"name": "Init", "cat": "GROUP", "ph": "b", "id": 0, "pid": 100, "tid": 1, "ts": 12.5, "args": {"groupId": 0}},
 {"name": "AllReduce", "cat": "COLL", "ph": "b", "id": 1, "pid": 100, "tid": 1, "ts": 20.5, "args": {"SeqNum": 0,
  "CommHash": 18446744073709551615, "Datatype": ncclFloat32, "Stream": 0x262ca50}},
 {"name": "AllReduce", "cat": "COLL", "ph": "e", "id": 1, "pid": 100, "tid": 1, "ts": 30.25},
 {"name": "Init", "cat": "GROUP", "ph": "e", "id": 0, "pid": 100, "tid": 1, "ts": 0.0},
 {}]
-"""
-    events, report = merge(tmp_path, trace)
+""")
     assert [event["ph"] for event in events] == ["b", "b", "e", "e"]
-    assert events[1]["args"] == {
-        "SeqNum": 0,
-        "CommHash": 18446744073709551615,
-        "Datatype": "ncclFloat32",
-        "Stream": "0x262ca50",
-    }
+    words = {"Datatype": "ncclFloat32", "Stream": "0x262ca50"}
+    assert events[1]["args"] == {"SeqNum": 0, "CommHash": 18446744073709551615, **words}
     assert [(repair.kind, repair.count) for repair in report.repaired] == [("bare_word", 2)]
     assert report.complete
 
 
-def test_chromium(tmp_path: Path) -> None:
+def test_chromium(merged: Any) -> None:
+    rare = [
+        {"ph": "N", "name": "frame", "id": "0x1", "cat": "c"},
+        {"ph": "I", "name": "mark", "s": "g", "cat": "c"},
+        {"ph": "R", "name": "navigationStart", "cat": "blink"},
+        {"ph": "P", "name": "sample", "id": "0x2", "cat": "c", "args": {}, "sf": 7},
+        {"ph": "S", "name": "old", "id": "0x3", "cat": "c"},
+    ]
     trace = {
         "traceEvents": [
             {
-                "args": {"name": "CrBrowserMain"},
+                "ph": "M",
                 "cat": "__metadata",
                 "name": "thread_name",
-                "ph": "M",
                 "pid": 9,
                 "tid": 9,
+                "args": {"name": "Main"},
                 "ts": 0,
             },
-            slice_("RunTask", 2, pid=9, tid=9, tdur=1, tts=4, cat="toplevel", id2={"local": "0x1"}),
-            {"ph": "N", "pid": 9, "tid": 9, "ts": 3, "name": "frame", "id": "0x1", "cat": "c"},
-            {"ph": "I", "pid": 9, "tid": 9, "ts": 4, "name": "mark", "s": "g", "cat": "c"},
-            {"ph": "R", "pid": 9, "tid": 9, "ts": 5, "name": "navigationStart", "cat": "blink"},
-            {"ph": "P", "pid": 9, "tid": 9, "ts": 6, "name": "sample", "id": "0x2", "cat": "c", "args": {}, "sf": 7},
-            {"ph": "S", "pid": 9, "tid": 9, "ts": 7, "name": "old", "id": "0x3", "cat": "c"},
+            slice_("RunTask", 2, tdur=1, tts=4, cat="toplevel", id2={"local": "0x1"}),
+            *({**event, "pid": 9, "tid": 9, "ts": ts} for ts, event in enumerate(rare, 3)),
         ],
         "metadata": {"os-name": "Linux"},
         "systemTraceEvents": "# tracer: nop\n",
         "stackFrames": {},
     }
-    events, report = merge(tmp_path, json.dumps(trace).encode())
+    events, report = merged(trace)
     assert [event["ph"] for event in events] == ["X", "N", "I", "R", "P", "S"]
     assert (events[0]["tdur"], events[0]["tts"]) == (1, 4)
     assert report.complete
 
 
-def test_the_name_of_a_file_does_not_matter(tmp_path: Path) -> None:
-    events, report = merge(tmp_path, gzip.compress(json.dumps([slice_()]).encode()), "trace.dat")
+def test_the_name_of_a_file_does_not_matter(merged: Any) -> None:
+    events, report = merged(gzip.compress(json.dumps([slice_()]).encode()), "trace.dat")
     assert len(events) == 1
     assert report.complete
 
 
-# ---- what is not a trace ---------------------------------------------------------------------------------------------------
-
-
-def zipped() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("a.json", "[]")
-        archive.writestr("b.json", "[]")
-    return buffer.getvalue()
-
-
-def tarred() -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("a.json"))
-    return buffer.getvalue()
-
-
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "alloc"}]]}
+
+
+def archived(form: str) -> bytes:
+    buffer = io.BytesIO()
+    if form == "tar":
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("a.json"))
+    else:
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("a.json", "[]")
+            archive.writestr("b.json", "[]")
+    return buffer.getvalue()
+
+
 NO_TRACE = {
-    "zip": (zipped(), "zip archive"),
-    "tar": (tarred(), "a tar archive"),
+    "zip": (archived("zip"), "zip archive"),
+    "tar": (archived("tar"), "a tar archive"),
     "gzip twice": (gzip.compress(gzip.compress(b"[]")), "packed twice"),
     "bzip2": (bz2.compress(b"[]"), "packed with bzip2"),
     "xz": (lzma.compress(b"[]"), "packed with xz"),
@@ -198,14 +173,14 @@ NO_TRACE = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", NO_TRACE)
-def test_what_is_no_trace_is_named(tmp_path: Path, name: str, packed: bool) -> None:
+def test_what_is_no_trace_is_named(merged: Any, tmp_path: Path, name: str, packed: bool) -> None:
     data, words = NO_TRACE[name]
     if packed and name in {"gzip twice", "zstd in gzip"}:
         data = gzip.decompress(data)
     with pytest.raises(TraceFormatError, match=r"file\.json") as caught:
-        merge(tmp_path, gzip.compress(data) if packed else data)
+        merged(gzip.compress(data) if packed else data)
     assert words in caught.value.reason
-    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file.json"]
 
 
 @pytest.mark.parametrize(
@@ -222,9 +197,9 @@ def test_what_is_no_trace_is_named(tmp_path: Path, name: str, packed: bool) -> N
         (b'[{"learning_rate": 0.1}, {"learning_rate": 0.2}]', "none of its 2 objects is an event"),
     ],
 )
-def test_what_nobody_can_name_is_told_as_it_is(tmp_path: Path, data: bytes, words: str) -> None:
+def test_what_nobody_can_name_is_told_as_it_is(merged: Any, data: bytes, words: str) -> None:
     with pytest.raises(TraceFormatError) as caught:
-        merge(tmp_path, data)
+        merged(data)
     assert words in caught.value.reason
 
 
@@ -236,13 +211,9 @@ def test_what_may_be_a_trace_seems_to_be_nothing_else(head: bytes) -> None:
 
 
 def test_in_a_folder_each_is_left_out_with_its_reason(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "rank0.json").write_text(json.dumps([slice_()]))
-    (folder / "page.json").write_bytes(NO_TRACE["page"][0])
-    (folder / "tree.json").write_bytes(NO_TRACE["chakra"][0])
-    (folder / "metrics.json").write_text('[{"loss": 0.5}]')
-    report = merge_traces(str(tmp_path / "merged.json"), [str(folder)])
+    others = {"page.json": NO_TRACE["page"][0], "tree.json": NO_TRACE["chakra"][0]}
+    write(tmp_path / "run", {"rank0.json": [slice_()], **others, "metrics.json": [{"loss": 0.5}]})
+    report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "run")])
     assert [(item.path.rpartition("/")[2], item.harmless) for item in report.omitted] == [
         ("metrics.json", True),
         ("page.json", False),
@@ -250,3 +221,14 @@ def test_in_a_folder_each_is_left_out_with_its_reason(tmp_path: Path) -> None:
     ]
     assert "an HTML page" in report.omitted[1].reason
     assert not report.complete
+
+
+@pytest.fixture
+def merged(merge: Any) -> Any:
+    """Merge the bytes of one file; return the events that are no metadata, and the report."""
+
+    def _merged(data: Any, name: str = "file.json") -> tuple[list[dict[str, Any]], MergeReport]:
+        found, report = merge({name: data})
+        return [event for event in found["traceEvents"] if event["ph"] != "M"], report
+
+    return _merged

@@ -98,16 +98,15 @@ def test_what_overlaps_without_nesting_gets_a_lane(
     assert lanes(make, events) == moves
 
 
-@pytest.mark.parametrize("begin", [True, False], ids=["B and E", "X"])
-def test_slices_nested_deeper_than_viewers_take_get_a_lane(make: Any, begin: bool) -> None:
+@pytest.mark.parametrize("halves", [True, False], ids=["B and E", "X"])
+def test_slices_nested_deeper_than_viewers_take_get_a_lane(make: Any, halves: bool) -> None:
     count = MAX_DEPTH + 3
-    if begin:
+    slices: list[Any] = [(number, 2 * (count - number)) for number in range(count)]
+    deepest = set(range(MAX_DEPTH, count))
+    if halves:
         slices = [(number, BEGIN, number) for number in range(count)]
         slices += [(2 * count - number, END, number) for number in reversed(range(count))]
-        deepest = {*range(MAX_DEPTH, count), *range(count, count + 3)}
-    else:
-        slices = [(number, 2 * (count - number)) for number in range(count)]  # type: ignore[misc]
-        deepest = set(range(MAX_DEPTH, count))
+        deepest |= set(range(count, count + 3))
     assert lanes(make, slices) == dict.fromkeys(deepest, 1)
     assert lanes(make, slices[:MAX_DEPTH]) == {}
 

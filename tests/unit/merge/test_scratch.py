@@ -1,4 +1,4 @@
-"""Whose scratch folders of merges are removed, and whose are not."""
+"""Scratch folders of dead merges are removed, and no other folders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -51,10 +52,15 @@ def test_a_merge_removes_what_a_dead_one_left(tmp_path: Path, at: str) -> None:
     output = tmp_path / at
     output.parent.mkdir(parents=True, exist_ok=True)
     left = left_by_a_dead_merge(output.parent)
+    # Links in it go, and their targets stay.
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(b"mine")
+    (left / "to-folder").symlink_to(tmp_path / "precious", target_is_directory=True)
+    (left / "to-file").symlink_to(tmp_path / "precious" / "file")
     (tmp_path / "rank0.json").write_bytes(rank_trace(slice_(1, 2, "a")))
     merge_traces(str(output), [str(tmp_path / "rank0.json")])
-    assert not left.exists()
     assert [path.name for path in output.parent.iterdir() if path.name.startswith(".")] == []
+    assert (tmp_path / "precious" / "file").read_bytes() == b"mine"
 
 
 def test_merge_without_scratch_space_fails_instead_of_leaving_the_input_out(
@@ -103,22 +109,11 @@ def test_what_cannot_be_judged_stays_and_is_named_when_it_is_old(
     assert {path.name for path in left.iterdir()} == {OWNER, "part-0", "part-1"}
 
 
-def test_without_a_boot_id_nothing_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_boot_id", lambda: None)
-    left = left_by_a_dead_merge(tmp_path)
-    remove_stale(tmp_path, "out.json")
-    assert left.is_dir()
-
-
 def test_without_locks_a_folder_is_made_and_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*_: object) -> None:
-        raise OSError(38, "no locks here")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    left = left_by_a_dead_merge(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", mock.Mock(side_effect=OSError(38, "no locks here")))
+        left = left_by_a_dead_merge(tmp_path)
     assert json.loads((left / OWNER).read_bytes())["locked"] is False
-    monkeypatch.undo()
-    monkeypatch.setattr(scratch, "_boot_id", lambda: "this boot")
     remove_stale(tmp_path, "out.json")
     assert left.is_dir()
 
@@ -142,18 +137,18 @@ def test_only_folders_of_that_output_are_looked_at(tmp_path: Path) -> None:
     assert all((tmp_path / name / OWNER).is_file() for name in others)
 
 
-@pytest.mark.parametrize(
-    "owner",
-    [
-        None,
-        b"",
-        b"[]",
-        b"no json",
-        b'{"host":"here"}',
-        b'{"tracekit_merge_scratch":2}',
-        b'{"a":"' + b"x" * 5000 + b'"}',
-    ],
-)
+OWNERS: dict[str, bytes | None] = {
+    "none": None,
+    "empty": b"",
+    "array": b"[]",
+    "no json": b"no json",
+    "other keys": b'{"host":"here"}',
+    "newer": b'{"tracekit_merge_scratch":2}',
+    "long": b'{"a":"' + b"x" * 5000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("owner", OWNERS.values(), ids=OWNERS)
 def test_a_folder_that_merely_looks_alike_stays(tmp_path: Path, owner: bytes | None) -> None:
     alike = tmp_path / ".out.json.abcdefgh.parts"
     alike.mkdir()
@@ -189,17 +184,6 @@ def test_nothing_is_followed_through_links(tmp_path: Path) -> None:
     assert len(list(beside.iterdir())) == 2
 
 
-def test_links_in_a_folder_that_is_removed_go_and_their_targets_stay(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").write_bytes(b"mine")
-    left = left_by_a_dead_merge(tmp_path)
-    (left / "to-folder").symlink_to(tmp_path / "precious", target_is_directory=True)
-    (left / "to-file").symlink_to(tmp_path / "precious" / "file")
-    remove_stale(tmp_path, "out.json")
-    assert not left.exists()
-    assert (tmp_path / "precious" / "file").read_bytes() == b"mine"
-
-
 def test_a_folder_that_cannot_be_emptied_keeps_its_owner(tmp_path: Path) -> None:
     left = left_by_a_dead_merge(tmp_path)
     (left / "folder").mkdir()  # nothing that a merge makes
@@ -207,8 +191,13 @@ def test_a_folder_that_cannot_be_emptied_keeps_its_owner(tmp_path: Path) -> None
     assert {path.name for path in left.iterdir()} >= {OWNER, "folder"}
 
 
-def test_the_folders_of_other_users_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("scratch._boot_id", None), ("os.geteuid", 4711)], ids=["no boot id", "another user's"]
+)
+def test_what_cannot_be_known_to_be_of_a_dead_merge_of_this_user_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
     left = left_by_a_dead_merge(tmp_path)
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(name.replace("scratch", scratch.__name__), lambda: value)
     remove_stale(tmp_path, "out.json")
     assert left.is_dir()

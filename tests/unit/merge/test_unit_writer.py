@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 
-from tests.unit.merge.test_inputs import event, meta, rank_trace, torch_trace
-from tracekit import core
+from tests.merge_inputs import event, meta, rank_trace, torch_trace, write
 from tracekit.cli import main
 from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
@@ -24,9 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tracekit.merge.plan.plan import UnitResult
-
-PYTHON = pytest.param(False, id="python")
-CORE = pytest.param(True, id="core", marks=pytest.mark.core)
 
 
 @pytest.fixture
@@ -42,9 +36,7 @@ def inputs(tmp_path: Path) -> list[str]:
         ),
         "rank1.json": rank_trace(meta("process_name", 100, name="one"), *slices[:20], event("nothing", ph="E"), rank=1),
     }
-    for name, value in files.items():
-        (tmp_path / name).write_text(json.dumps(value))
-    return [str(tmp_path / name) for name in files]
+    return write(tmp_path, files)
 
 
 @pytest.fixture
@@ -60,32 +52,31 @@ def results() -> Iterator[list[UnitResult]]:
         yield found
 
 
-@pytest.mark.parametrize("compiled", [CORE, PYTHON])
+@pytest.mark.usefixtures("core_or_python")
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.pftrace", "out.pftrace.gz"])
 def test_output_is_the_same_whether_it_is_held_or_patched_or_rewritten(
-    inputs: list[str], tmp_path: Path, results: list[UnitResult], name: str, compiled: bool
+    inputs: list[str], tmp_path: Path, results: list[UnitResult], name: str
 ) -> None:
-    with nullcontext() if compiled else mock.patch.object(core, "merge", None):
-        merge_traces(tmp_path / f"held.{name}", inputs)
-        assert [result.twice for result in results] == [False, False]
-        assert all(result.moved for result in results)
-        results.clear()
-        with mock.patch.object(unit, "_HELD_BYTES", 0):
-            report = merge_traces(tmp_path / f"streamed.{name}", inputs)
-        # Only a plain file can be patched.
-        assert [result.twice for result in results] == [name != "out.json"] * 2
-        assert report.written_twice == ([] if name == "out.json" else [0, 1])
+    merge_traces(tmp_path / f"held.{name}", inputs)
+    assert [result.twice for result in results] == [False, False]
+    assert all(result.moved for result in results)
+    results.clear()
+    with mock.patch.object(unit, "_HELD_BYTES", 0):
+        report = merge_traces(tmp_path / f"streamed.{name}", inputs)
+    # Only a plain file can be patched.
+    assert [result.twice for result in results] == [name != "out.json"] * 2
+    assert report.written_twice == ([] if name == "out.json" else [0, 1])
     held = (tmp_path / f"held.{name}").read_bytes()
     assert (tmp_path / f"streamed.{name}").read_bytes() == held
-    if name == "out.json.gz":
-        merge_traces(tmp_path / "plain.json", inputs)
-        if compiled:
-            assert (tmp_path / "plain.json").read_bytes() == gzip.decompress(held)
+    if name.endswith(".gz"):
+        plain = tmp_path / f"plain.{name.removesuffix('.gz')}"
+        merge_traces(plain, inputs)
+        assert plain.read_bytes() == gzip.decompress(held)
 
 
 @pytest.mark.core
 def test_slices_known_to_overlap_are_encoded_once(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_text(json.dumps(rank_trace(*(event(f"s{n}", 10 * n, 15) for n in range(400)))))
+    inputs = write(tmp_path, {"rank0.json": rank_trace(*(event(f"s{n}", 10 * n, 15) for n in range(400)))})
     sizes: list[int] = []
     encode = PacketEncoder.encode
 
@@ -94,11 +85,11 @@ def test_slices_known_to_overlap_are_encoded_once(tmp_path: Path) -> None:
         return encode(self, events)
 
     with mock.patch.object(PacketEncoder, "encode", counted):
-        merge_traces(tmp_path / "held.pftrace", [tmp_path / "rank0.json"])
+        merge_traces(tmp_path / "held.pftrace", inputs)
         held = sum(sizes)
         sizes.clear()
         with mock.patch.object(unit, "_HELD_BYTES", 0):
-            assert merge_traces(tmp_path / "streamed.pftrace", [tmp_path / "rank0.json"]).written_twice == [0]
+            assert merge_traces(tmp_path / "streamed.pftrace", inputs).written_twice == [0]
     assert sum(sizes) == held > 30_000
 
 
@@ -106,11 +97,7 @@ def test_slices_known_to_overlap_are_encoded_once(tmp_path: Path) -> None:
     ("name", "reason"), [("out.json.gz", "a packed output"), ("out.pftrace", "a .pftrace"), ("out.json", None)]
 )
 def test_verbose_report_names_ranks_that_were_written_twice_and_the_reason(
-    inputs: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    reason: str | None,
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str | None
 ) -> None:
     arguments = ["merge", "--workers", "1", "-f", "-o", str(tmp_path / name), *inputs]
     with mock.patch.object(unit, "_HELD_BYTES", 0):
@@ -118,9 +105,8 @@ def test_verbose_report_names_ranks_that_were_written_twice_and_the_reason(
         assert "written twice" not in capsys.readouterr().out
         assert main([*arguments, "--verbose"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "written twice" in line]
-    assert lines == (
-        [] if reason is None else [f"written twice: ranks 0-1: slices overlap, and {reason} cannot be patched"]
-    )
+    said = f"written twice: ranks 0-1: slices overlap, and {reason} cannot be patched"
+    assert lines == ([] if reason is None else [said])
 
 
 def test_a_file_that_was_replaced_while_it_was_merged_is_refused(inputs: list[str], tmp_path: Path) -> None:
