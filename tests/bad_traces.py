@@ -349,12 +349,7 @@ BAD_TRACES = [
         "one flow in two processes",
         "perfetto-flow-duplicate",
         array(
-            slice_(1, 50),
-            slice_(1, 50, pid=2),
-            flow("s", 5),
-            flow("s", 6, pid=2),
-            slice_(60, 5),
-            flow("f", 61, bp="e"),
+            slice_(1, 50), slice_(1, 50, pid=2), flow("s", 5), flow("s", 6, pid=2), slice_(60, 5), flow("f", 61, bp="e")
         ),
         4,
         "misleads",

@@ -43,6 +43,7 @@ def run(*arguments: object) -> int:
 
 def write(folder: Path, name: str, data: bytes) -> Path:
     path = folder / name
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
 
@@ -75,33 +76,31 @@ def test_a_killed_process_leaves_a_trace_that_is_recovered_and_says_what_it_hung
     assert validate_trace(str(tmp_path / "t.recovered.json")).counts == {}
 
 
-def test_a_torn_end_exits_with_0_and_a_loss_in_the_middle_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("data", "code", "words"),
+    [
+        (rank_trace(A), 0, "t.json: whole, 2 events; nothing to recover\n"),
+        (CUT, 0, f"lost at the end: {len(B) - 7} bytes from byte {len(A) + 4} on, at least 1 event"),
+        (TORN, 3, "lost in the middle: 1 part, 31 bytes, at least 1 event"),
+        (array(begin(1, "\x1b]0;owned\x07\u202e"), A)[:-3], 0, "open at the end: \ufffd]0;owned\ufffd\ufffd"),
+    ],
+    ids=["whole", "cut", "torn", "text that a terminal would obey"],
+)
+def test_recover_says_what_is_lost_and_quietly_only_what_is_lost_in_the_middle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, code: int, words: str
 ) -> None:
-    assert run(write(tmp_path, "cut.json", CUT)) == 0
+    path = write(tmp_path, "t.json", data)
+    assert run(path) == code
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{tmp_path}/cut.json: 1 event recovered into {tmp_path}/cut.recovered.json\n")
-    assert f"lost at the end: {len(B) - 7} bytes from byte {len(A) + 4} on, at least 1 event" in printed
-    assert run(write(tmp_path, "torn.json", TORN)) == 3
-    assert "lost in the middle: 1 part, 31 bytes, at least 1 event" in capsys.readouterr().out
-
-
-def test_a_whole_file_is_said_to_be_whole_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path, "t.json", rank_trace(A))
-    assert run(path) == 0
-    assert capsys.readouterr().out == f"{path}: whole, 2 events; nothing to recover\n"
-    assert listing(tmp_path) == ["t.json"]
-    write(tmp_path, "cut.json", CUT)
-    run(tmp_path / "cut.json")
-    assert run(tmp_path / "cut.recovered.json") == 0
+    assert words in printed
+    assert ("recovered into" in printed) == (tmp_path / "t.recovered.json").exists() == ("whole" not in words)
+    assert run("-qf", path) == code
+    assert ("lost in the middle" in capsys.readouterr().out) == (code == 3)
 
 
 def test_a_folder_recovers_what_is_damaged_and_passes_over_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "b").mkdir()
     write(tmp_path, "rank0.json", rank_trace(A))
     write(tmp_path, "rank1.json", rank_trace(B, C)[:-20])
     write(tmp_path, "b/torch.json.gz", gzip.compress(object_(A, B))[:-12])
@@ -116,45 +115,30 @@ def test_a_folder_recovers_what_is_damaged_and_passes_over_the_rest(
     ]  # fmt: skip
 
 
-def test_a_lost_trace_fails_with_one_sentence_and_the_others_are_recovered(
+def test_a_file_of_which_nothing_can_be_recovered_fails_with_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, "a.json", b"")
-    write(tmp_path, "b.json", CUT)
-    assert run(tmp_path) == 1
-    printed = capsys.readouterr()
-    assert printed.err == (
-        f"tracekit recover: {tmp_path}/a.json: nothing can be recovered: it does not hold one whole event\n"
-    )
-    assert (tmp_path / "b.recovered.json").exists()
-    assert run(tmp_path / "none.json") == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    lost = write(tmp_path, "a.json", b"")
+    assert run(lost) == 1
+    said = f"tracekit recover: {lost}: nothing can be recovered: it does not hold one whole event\n"
+    assert capsys.readouterr().err == said
     # A document that is not a trace is a failure where it was asked for.
-    assert run(write(tmp_path, "report.json", b"{}")) == 1
+    for path in (tmp_path / "none.json", write(tmp_path, "report.json", b"{}")):
+        assert run(path) == 1
+        assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_nothing_is_overwritten_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, output = write(tmp_path, "t.json", CUT), write(tmp_path, "t.recovered.json", b"mine")
-    assert run(path) == 1
-    assert "t.recovered.json: already exists; choose another name, or pass --force" in capsys.readouterr().err
-    assert output.read_bytes() == b"mine"
-    assert run(path, "--force") == 0
-    assert output.read_bytes() == array(A)
-
-
-def test_the_output_can_be_named_and_packed(tmp_path: Path) -> None:
+def test_the_output_is_where_it_is_asked_for_packed_or_in_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path, "t.json", CUT)
     assert run(path, "-o", tmp_path / "new" / "out.json.gz") == 0
     assert gzip.decompress((tmp_path / "new" / "out.json.gz").read_bytes()) == array(A)
-
-
-def test_in_place_keeps_the_broken_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, "t.json", CUT)
     assert run("--in-place", path) == 0
     assert "the damaged file is kept as" in capsys.readouterr().out
     assert (path.read_bytes(), (tmp_path / "t.json.broken").read_bytes()) == (array(A), CUT)
     assert run("--in-place", tmp_path) == 0
-    assert listing(tmp_path) == ["t.json", "t.json.broken"]
+    assert listing(tmp_path) == ["out.json.gz", "t.json", "t.json.broken"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +155,9 @@ def test_wrong_usage_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert listing(tmp_path) == ["t.json", "u.json"]
 
 
-def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document_of_what_was_recovered_passed_over_and_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, "cut.json", rank_trace(begin(1, "step"), A[:20] + b"\n" + B, C)[:-10])
     write(tmp_path, "empty.json", b"")
     write(tmp_path, "other.json", b"[]")
@@ -183,18 +169,6 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (file["lost_parts"], file["losses"][0]["events"]) == (1, 1)
     assert [one["file"] for one in document["failed"]] == [str(tmp_path / "empty.json")]
     assert document["no_traces"] == [str(tmp_path / "other.json")]
-
-
-def test_quiet_speaks_of_losses_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("-q", write(tmp_path, "cut.json", CUT)) == 0
-    assert capsys.readouterr().out == ""
-    assert run("-q", write(tmp_path, "torn.json", TORN)) == 3
-    assert "lost in the middle" in capsys.readouterr().out
-
-
-def test_what_a_terminal_would_obey_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(write(tmp_path, "t.json", array(begin(1, "\x1b]0;owned\x07\u202e"), A)[:-3])) == 0
-    assert "open at the end: \ufffd]0;owned\ufffd\ufffd" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", [".json", ".json.tmp", ".json.gz"])

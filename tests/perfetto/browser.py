@@ -132,8 +132,4 @@ class Browser:
             width=width_px,
             height=height_px,
         )
-        return Screen(
-            tracks=[Track(**track) for track in seen["tracks"]],
-            error=seen["error"],
-            png=Path(png),
-        )
+        return Screen(tracks=[Track(**track) for track in seen["tracks"]], error=seen["error"], png=Path(png))

@@ -18,13 +18,7 @@ import pytest
 
 import tracekit
 from tracekit import core
-from tracekit.check.doctor import (
-    examine_clocks,
-    examine_environment,
-    examine_packages,
-    examine_place,
-    examine_rank,
-)
+from tracekit.check.doctor import examine_clocks, examine_environment, examine_packages, examine_place, examine_rank
 from tracekit.cli import main
 from tracekit.clock import Clock
 from tracekit.version import __version__
