@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ import pytest
 
 from tests.merged_tables import inputs
 from tracekit import JSONTraceHandler, Profiler, merge_traces
-from tracekit.check.doctor import Section
 from tracekit.check.validation import validate_file
-from tracekit.cli import VERBS, doctor, main
+from tracekit.cli import VERBS, main
 from tracekit.cli.progress import ProgressBar
 from tracekit.errors import StorageError
 from tracekit.storage import refuse_existing
@@ -130,9 +128,6 @@ def test_a_report_never_replaces_a_trace_whose_name_is_not_utf_8(
     assert (tmp_path / odd).read_bytes() == before
 
 
-# ---- words ------------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_names_things_as_they_are_spelt_and_has_an_example_that_is_accepted(
     verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -184,32 +179,22 @@ def test_the_python_interface_names_its_own_argument_for_an_output_that_exists(t
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as from another process
 
 
-def test_trim_and_convert_report_what_they_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a"), slice_("b", 10), slice_("c", 20)))
-    assert main(["trim", "--name", "a", "rank0.json"]) == 0
-    assert capsys.readouterr().out.startswith("trimmed 1 file of 1 rank: kept 1 of 3 events, nothing lost\n")
-    assert main(["convert", "rank0.json", "run.pftrace"]) == 0
-    assert capsys.readouterr().out.startswith("converted 1 file of 1 rank: 4 events, nothing lost\n")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "suggestion"),
+    ("arguments", "end"),
     [
-        (["sumary", "x"], "did you mean summary?"),
-        (["summary", "--jsn", "x"], "did you mean --json?"),
-        (["diff", "--fail-abov=5%", "a", "b"], "did you mean --fail-above?"),
-        (["top", "--sort", "slow", "x"], "did you mean slowest?"),
+        ("sumary x", "; did you mean summary?\n"),
+        ("summary --jsn x", "; did you mean --json?\n"),
+        ("summary --zzzz x", "unrecognized arguments: --zzzz\n"),
+        ("diff --fail-abov=5% a b", "; did you mean --fail-above?\n"),
+        ("top --sort slow x", "; did you mean slowest?\n"),
+        ("summary", "required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"),
     ],
-    ids=" ".join,
 )
-def test_a_misspelt_word_gets_the_nearest_one_suggested(
-    arguments: list[str], suggestion: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_says_what_may_have_been_meant(
+    arguments: str, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.endswith(f"; {suggestion}\n")
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err.endswith(end)
 
 
 def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,112 +203,69 @@ def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture
     assert listed == list(VERBS)
 
 
-def test_a_command_without_traces_names_the_ways_to_give_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "the following arguments are required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"
-    )
-
-
-def test_a_run_is_named_instead_of_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in the folder ``traces`` of the current one: Monday's, Tuesday's, and one without traces."""
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("older", "newer", "empty")):
-        (tmp_path / "traces" / name).mkdir(parents=True)
-        if name != "empty":
-            path = tmp_path / "traces" / name / "rank0.json"
-            path.write_bytes(rank_trace(slice_(name)))
-            os.utime(path, (10**9 + number, 10**9 + number))
-    names = "select name from events where name in ('older', 'newer')"
-    for options, shown in ((["--run", "latest"], "newer"), (["--run=older"], "older"), (["traces/older"], "older")):
-        assert main(["query", "-q", "--format", "csv", *options, names]) == 0
-        assert capsys.readouterr().out.split() == ["name", shown]
-    assert main(["merge", "-q", "--run", "latest", "-o", "merged.json"]) == 0
-    assert b'"newer"' in (tmp_path / "merged.json").read_bytes()
-    capsys.readouterr()
-    assert main(["summary", "--run", "other"]) == 2
-    assert capsys.readouterr().err == (
-        "tracekit: --run other: no such run in traces (the newest are newer, older); TRACEKIT_TRACES names another folder\n"
+    (tmp_path / "traces" / "empty").mkdir(parents=True)
+    for number, name in enumerate(("monday", "tuesday")):
+        path = tmp_path / "traces" / name / "rank0.json"
+        path.parent.mkdir()
+        path.write_bytes(rank_trace(slice_(name)))
+        os.utime(path, (10**9 + number, 10**9 + number))
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("option", "shown", "other"), [("--run=latest", "tuesday", "monday"), ("--run=monday", "monday", "tuesday")]
+)
+def test_a_run_is_named_instead_of_its_path(
+    option: str, shown: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = ["query", "-q", "--format", "csv", "select name from events where name in ('monday', 'tuesday')"]
+    for command in (query, ["merge", "-q", "-o", "-"], ["top", "--once", "--json"]):
+        assert main([*command[:1], option, *command[1:]]) in (0, 3)
+        printed = capsys.readouterr().out
+        assert shown in printed
+        assert other not in printed
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("verb", ["summary", "merge", "top"])
+def test_a_run_that_is_not_there_is_wrong_usage_that_names_the_newest(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "--run", "other"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "--run other: no such run in traces (the newest are tuesday, monday); TRACEKIT_TRACES names another folder\n"
     )
-    monkeypatch.setenv("TRACEKIT_TRACES", str(tmp_path / "none"))
-    assert main(["summary", "--run", "latest"]) == 2
+    assert main([verb]) == 2
+    assert "or a run: --run " in capsys.readouterr().err
+    monkeypatch.setenv("TRACEKIT_TRACES", "none")
+    assert main([verb, "--run", "latest"]) == 2
     assert "it holds no run" in capsys.readouterr().err
 
 
 ON_A_RUN = {
-    "anonymise": [],
-    "capture": ["--status"],
-    "convert": ["out.json"],
-    "diff": ["--rank-a", "0", "--rank-b", "1"],
-    "doctor": [],
-    "gpu": [],
-    "link": [],
-    "mcp": [],
-    "open": [],
-    "query": ["select 1"],
-    "recover": [],
-    "report": [],
-    "serve": [],
-    "split": ["--by-rank"],
-    "stragglers": [],
-    "summary": [],
-    "trim": ["--steps", "1:2"],
-    "upload": [],
-    "validate": [],
+    **dict.fromkeys(VERBS, ""),
+    "capture": "--status",
+    "convert": "out.json",
+    "diff": "--rank-a 0 --rank-b 1",
+    "query": "select",
+    "split": "--by-rank",
+    "trim": "--steps 1:2",
 }
 
 
-def test_the_verbs_that_take_no_run_are_those_that_make_or_need_none() -> None:
-    assert set(VERBS) - set(ON_A_RUN) - {"merge", "top"} == {"completion", "run"}
-
-
-@pytest.mark.parametrize("verb", ON_A_RUN)
-@pytest.mark.parametrize("name", ["latest", "newer"])
-def test_every_command_takes_the_name_of_a_run(
-    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number, run in enumerate(("older", "newer")):
-        (tmp_path / "traces" / run).mkdir(parents=True)
-        path = tmp_path / "traces" / run / "rank0.json"
-        path.write_bytes(rank_trace(slice_(run)))
-        os.utime(path, (10**9 + number, 10**9 + number))
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("completion", "merge", "run", "top")])
+def test_every_command_takes_the_name_of_a_run(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     module = importlib.import_module(f"tracekit.cli.{verb}")
     monkeypatch.setattr(module, "run", lambda args: given.update(vars(args)) or 0)
-    assert main([verb, "--run", name, *ON_A_RUN[verb]]) == 0
+    assert main([verb, "--run", "latest", *ON_A_RUN[verb].split()]) == 0
     paths = [str(path) for value in given.values() for path in (value if isinstance(value, list) else [value])]
-    assert "traces/newer" in paths
-
-
-@pytest.mark.parametrize("name", ["latest", "one"])
-def test_merge_and_top_show_the_named_run_only(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number, run in enumerate(("two", "one")):
-        (tmp_path / "traces" / run).mkdir(parents=True)
-        path = tmp_path / "traces" / run / "rank0.json"
-        path.write_bytes(rank_trace(slice_(run)))
-        os.utime(path, (10**9 + number, 10**9 + number))
-    assert main(["merge", "-q", "--run", name, "-o", "merged.json"]) == 0
-    assert b'"one"' in (tmp_path / "merged.json").read_bytes()
-    assert b'"two"' not in (tmp_path / "merged.json").read_bytes()
-    assert main(["top", "--once", "--json", "--run", name]) in (0, 3)
-    shown = capsys.readouterr().out
-    assert str(Path("traces") / "one") in shown
-    assert str(Path("traces") / "two") not in shown
-    for verb in ("merge", "top"):
-        assert main([verb]) == 2
-        assert "or a run: --run NAME" in capsys.readouterr().err
-        assert main([verb, "--run", "none"]) == 2
-        assert "--run none: no such run in traces" in capsys.readouterr().err
-
-
-def test_a_word_that_is_near_to_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary", "--zzzz", "x"]) == 2
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --zzzz\n")
+    assert "traces/tuesday" in paths
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
@@ -341,47 +283,26 @@ def test_bash_completes_verbs_options_and_files(tmp_path: Path, capsys: pytest.C
     assert replies == ["summary", "--at-least", "slowest", "merged.json.gz"]
 
 
-@pytest.mark.parametrize(
-    ("problems", "last"), [([], "no problems found"), (["x"], "1 problem found"), (["x", "y"], "2 problems found")]
-)
-def test_doctor_counts_problems(
-    problems: list[str], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("examine_environment", "examine_rank", "examine_clocks", "examine_packages"):
-        monkeypatch.setattr(doctor, name, lambda: Section("empty"))
-    monkeypatch.setattr(
-        doctor, "examine_place", lambda place: Section(place, problems=problems if place == "." else [])
-    )
-    assert main(["doctor"]) == (3 if problems else 0)
-    assert capsys.readouterr().out.splitlines()[-1] == last
-
-
-# ---- progress ---------------------------------------------------------------------------------------------------------------
-
-
 def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("TRACEKIT_QUIET")
     now = 100.0
-    with ProgressBar(enabled=True, monotonic=lambda: now) as bar:
-        for tenth in range(251):
-            now = 100.0 + tenth / 10
-            bar.update(tenth / 250, f"reading {ODD}")
-    shown = ODD_SHOWN
-    assert capsys.readouterr() == ("", f"tracekit: 40% reading {shown}\ntracekit: 80% reading {shown}\n")
-    with ProgressBar(enabled=False, monotonic=lambda: now) as bar:
-        now += 100
-        bar.update(0.5, "reading")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("TRACEKIT_QUIET", "1")
-    with ProgressBar(enabled=True, monotonic=lambda: now) as bar:
-        now += 100
-        bar.update(0.5, "reading")
-    assert capsys.readouterr() == ("", "")
 
+    def lines(*, enabled: bool) -> str:
+        nonlocal now
+        with ProgressBar(enabled=enabled, monotonic=lambda: now) as bar:
+            begin = now
+            for tenth in range(251):
+                now = begin + tenth / 10
+                bar.update(tenth / 250, f"reading {ODD}")
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return printed.err
 
-# ---- inputs -----------------------------------------------------------------------------------------------------------------
+    assert lines(enabled=True) == ""
+    monkeypatch.delenv("TRACEKIT_QUIET")
+    assert lines(enabled=True) == f"tracekit: 40% reading {ODD_SHOWN}\ntracekit: 80% reading {ODD_SHOWN}\n"
+    assert lines(enabled=False) == ""
 
 
 def test_a_pipe_is_refused_with_advice_by_functions_that_read_a_file_twice(tmp_path: Path) -> None:
@@ -394,15 +315,6 @@ def test_a_pipe_is_refused_with_advice_by_functions_that_read_a_file_twice(tmp_p
         validate_file(pipe)
     with pytest.raises(StorageError, match=refused):
         prepare([pipe], tmp_path)
-
-
-def test_summary_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[rank_trace(slice_("forward"))])
-    writer.start()
-    assert main(["summary", str(tmp_path / "pipe")]) == 0
-    writer.join()
-    assert "forward" in capsys.readouterr().out
 
 
 def test_a_damaged_gzip_file_names_recover_which_saves_its_events(
@@ -443,9 +355,6 @@ def test_an_array_of_other_things_is_still_no_trace(
     (tmp_path / "other.json").write_bytes(other)
     assert main(["merge", "."]) == 0
     assert "left out: other.json: no trace" in capsys.readouterr().out
-
-
-# ---- clocks -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_single_file_without_a_clock_is_not_called_unaligned(

@@ -7,17 +7,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tracekit.cli import main
 from tracekit.merge import merge_traces
 from tracekit.traces.inputs import find_traces
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.perfetto import Engine
     from tests.real_traces import RealTraces
 
 SLICES = "select ts, dur, depth from slice order by 1, 2, 3"
+TRACE = '[{"ph":"X","name":"ours at /x/y","pid":1,"tid":1,"ts":1,"dur":1}]'
 
 
 def test_a_real_run_names_nobody_and_can_still_be_merged(
@@ -53,7 +54,7 @@ def test_a_real_run_names_nobody_and_can_still_be_merged(
 
 
 def test_a_second_time_only_what_is_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.json").write_text('[{"ph":"X","name":"ours at /x/y","pid":1,"tid":1,"ts":1,"dur":1}]')
+    (tmp_path / "a.json").write_text(TRACE)
     assert main(["anonymise", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"wrote {tmp_path}/a.anonymous.json.gz: 1 events\nreplaced: 1 path\n"
     assert main(["anonymise", str(tmp_path)]) == 1
@@ -64,43 +65,41 @@ def test_a_second_time_only_what_is_new(tmp_path: Path, capsys: pytest.CaptureFi
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.anonymous.json.gz", "a.json"]
 
 
-def test_what_cannot_be_read_is_said_by_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.json").write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1},\n{"ph":"X","na')
-    assert main(["anonymise", str(tmp_path / "a.json")]) == 3
-    assert "1 places LOST that could not be read" in capsys.readouterr().out
-    assert main(["anonymise", "-o", "x.json", str(tmp_path / "a.json"), str(tmp_path / "a.anonymous.json.gz")]) == 2
-    assert "-o names one file" in capsys.readouterr().err
-
-
-def test_two_inputs_that_would_be_written_to_one_file_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ("cut.json", 3, "1 places LOST that could not be read"),
+        ("-o z.json lost.json", 1, "no event in it can be read"),
+        ("-o z.json whole.json cut.json", 2, "-o names one file"),
+        ("-f whole.json whole.json.gz", 2, "whole.anonymous.json.gz: two of the inputs would be written there"),
+    ],
+)
+def test_what_cannot_be_done_is_said_by_the_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    code: int,
+    words: str,
 ) -> None:
-    text = '[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}]'
-    (tmp_path / "r.json").write_text(text)
-    (tmp_path / "r.json.gz").write_bytes(gzip.compress(text.encode()))
-    assert main(["anonymise", "-f", str(tmp_path / "r.json"), str(tmp_path / "r.json.gz")]) == 2
-    error = capsys.readouterr().err
-    assert f"{tmp_path}/r.anonymous.json.gz: two of the inputs would be written there" in error
-    assert "one by one with -o" in error
-    assert not (tmp_path / "r.anonymous.json.gz").exists()
-
-
-def test_a_file_in_which_no_event_can_be_read_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.json").write_text('[{"ph":"X","na')
-    assert main(["anonymise", "-o", str(tmp_path / "z.json"), str(tmp_path / "a.json")]) == 1
-    assert "no event in it can be read" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("whole", TRACE), ("cut", TRACE[:-1] + ',\n{"ph":"X","na'), ("lost", TRACE[:12])):
+        (tmp_path / f"{name}.json").write_text(text)
+    (tmp_path / "whole.json.gz").write_bytes(gzip.compress(TRACE.encode()))
+    assert main(["anonymise", *arguments.split()]) == code
+    assert words in "".join(capsys.readouterr())
+    assert [path.name for path in tmp_path.glob("*.anonymous*")] == (["cut.anonymous.json.gz"] if code == 3 else [])
     assert not (tmp_path / "z.json").exists()
 
 
 def test_a_folder_is_merged_without_the_anonymous_copies_of_its_traces(tmp_path: Path) -> None:
     for name in ("rank0.json", "rank1.json"):
-        (tmp_path / name).write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":1}]')
+        (tmp_path / name).write_text(TRACE)
     assert main(["anonymise", "-q", str(tmp_path)]) == 0
     (tmp_path / "rank1.json").unlink()
     report = merge_traces(str(tmp_path / "out" / "merged.json"), [str(tmp_path)])
     used = [str(tmp_path / "rank0.json"), str(tmp_path / "rank1.anonymous.json.gz")]
+    left_out = [(str(tmp_path / "rank0.anonymous.json.gz"), True)]
     assert [item.path for item in report.inputs] == used
-    assert [(item.path, item.harmless) for item in report.omitted] == [
-        (str(tmp_path / "rank0.anonymous.json.gz"), True)
-    ]
+    assert [(item.path, item.harmless) for item in report.omitted] == left_out
     assert [path for path, _ in find_traces([str(tmp_path / "rank*")])] == used
