@@ -188,12 +188,6 @@ def test_keys_with_quotes_that_are_not_escaped_keep_the_rest_of_their_values(tmp
     assert (document["distributedInfo"], document["traceName"]) == ({"backend": 'a"b', "rank": 3}, 'x"y')
 
 
-def test_events_keep_their_bytes(tmp_path: Path) -> None:
-    odd = b'{ "ts":1.50, "ph" : "X","dur":1e0,"pid":1,"tid":1,"name":"\\u00e9","args":{"n":12345678901234567890}}'
-    recover(tmp_path, b"[\n" + odd + b",\n" + A)
-    assert odd in (tmp_path / "out.json").read_bytes()
-
-
 def test_a_torn_event_of_a_rank_trace_is_not_taken_for_one_with_a_wrong_quote(tmp_path: Path) -> None:
     torn = b'{"ph":"X","name":"fo' + b'bar","pid":1,"tid":1,"ts":5,"dur":1,"args":{"x":"y"z"}}'
     _, events = recover(tmp_path, rank_trace(A, torn, B))
