@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
-from tests.examples import examples
 from tracekit.errors import TraceFormatError
 from tracekit.table import columns
 from tracekit.table.columns import read_columns
@@ -64,7 +63,7 @@ def check(path: Path, keeps_args: int = ALL_ARGS) -> Any:
     return found
 
 
-SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100))
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 STARTS = ("nccl", "gloo:", "record_param_comms", "[memory]", "tracekit.gap")
