@@ -17,7 +17,6 @@ from tracekit.formats.flight_dump import is_flight_dump
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pickle
 from tracekit.formats.trace_event import decode_json, encode_events
-from tracekit.merge import merge_traces
 from tracekit.view.query import query
 
 if TYPE_CHECKING:
@@ -85,15 +84,6 @@ def test_what_hung_is_seen_until_the_file_was_written_or_the_timeout(
     events, _ = read(written(tmp_path, as_pickle(one), BASE_NS + written_ms * MS))
     ends = [(event["name"], round(event["ts"] * 1000 - BASE_NS) / MS) for event in events if event["ph"] == "i"]
     assert [(name, round(at)) for name, at in ends] == ([seen] if seen else [])
-
-
-def test_ranks_of_dumps_come_from_their_names(tmp_path: Path) -> None:
-    for rank in range(2):
-        written(tmp_path, as_pickle(hung()), name=f"nccl_trace_rank_{rank}")
-    report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "nccl_trace_rank_*")])
-    assert [(item.rank, item.kind, item.form) for item in report.inputs] == [
-        (rank, "flight recorder", "flight recorder") for rank in range(2)
-    ]
 
 
 @pytest.mark.parametrize("form", FORMS)

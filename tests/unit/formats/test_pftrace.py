@@ -190,12 +190,3 @@ def test_tracks_are_described_as_perfetto_defines_them() -> None:
     assert not merged.HasField("sibling_merge_behavior")
     units = [(counter.counter.unit, counter.counter.unit_name) for counter in counters]
     assert units == [(3, ""), (1, ""), (0, "%"), (0, "")]
-
-
-def test_a_snapshot_and_a_value_of_metadata_are_read_back() -> None:
-    clocks, kept = trace(
-        pftrace.sequence_packet(3, pftrace.clock_snapshot(5, 6)),
-        pftrace.sequence_packet(3, pftrace.metadata_value("run", b'{"a":1}')),
-    ).packet
-    assert [(clock.clock_id, clock.timestamp) for clock in clocks.clock_snapshot.clocks] == [(6, 5), (1, 6)]
-    assert [(value.name, value.json_value) for value in kept.chrome_events.metadata] == [("run", '{"a":1}')]
