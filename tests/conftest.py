@@ -39,16 +39,9 @@ REQUIRED = {
 
 # What launchers tell a process about its place in a run; tests that want these set them themselves.
 LAUNCHER_VARIABLES = {
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NODE_RANK",
-    "RANK",
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK",
     "WORLD_SIZE",
-}
+}  # fmt: skip
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
 MAX_END_S = 60.0
@@ -60,12 +53,11 @@ NUMBERS = itertools.count()
 # Hypothesis draws this many examples for a property. "quick" is the default; scripts/test --all selects "all". In .ci/run the
 # examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
 for profile, examples in {"quick": QUICK, "all": ALL}.items():
-    derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
     hypothesis.settings.register_profile(
         profile,
         max_examples=examples,
         deadline=None,
-        derandomize=derandomize,
+        derandomize="TRACEKIT_REQUIRE_ENGINE" in os.environ,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],  # says how busy the machine is
     )
 hypothesis.settings.load_profile("quick")
