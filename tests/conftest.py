@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import hypothesis
 import pytest
@@ -137,6 +137,35 @@ def nothing_left_running() -> Iterator[None]:
         thread.join(MAX_END_S)  # one that is about to end is not left running
     left = sorted(thread.name for thread in threads if thread.is_alive())
     assert left == [], f"the test left threads running: {left}"
+
+
+class Printed(NamedTuple):
+    """What a command has written."""
+
+    out: str
+    err: str
+
+
+class Cli(Protocol):
+    """Run a command, and check its exit code."""
+
+    def __call__(self, arguments: str | list[str], code: int | tuple[int, ...] = 0) -> Printed: ...
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in the folder of the test, and check its exit code: ``cli("merge -o m.json a.json", 3).out``."""
+    from tracekit.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(arguments: str | list[str], code: int | tuple[int, ...] = 0) -> Printed:
+        found = main(arguments.split() if isinstance(arguments, str) else arguments)
+        printed = Printed(*capsys.readouterr())
+        assert found in (code if isinstance(code, tuple) else (code,)), printed
+        return printed
+
+    return run
 
 
 @pytest.fixture(scope="session")
