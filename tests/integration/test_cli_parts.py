@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.cli import main
 from tracekit.storage import exists
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.conftest import Cli
     from tests.perfetto import Engine
     from tests.real_traces import RealTraces
 
@@ -41,13 +41,12 @@ def steps(rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path) -> Path:
     """The traces of two ranks, in a folder of the current one."""
     folder = tmp_path / "run"
     folder.mkdir()
     for rank in (0, 1):
         (folder / f"rank{rank}.json").write_text(rank_trace(rank, *steps(rank)))
-    monkeypatch.chdir(tmp_path)
     return folder
 
 
@@ -58,55 +57,44 @@ def names(path: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("run")
-def test_trim_takes_a_part_and_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trim", "--time-window", "0:0.5", "--name", "inner", "-o", "part.json", "run"]) == 0
-    out = capsys.readouterr().out
+def test_trim_takes_a_part_and_says_what_is_left_out(tmp_path: Path, cli: Cli) -> None:
+    out = cli("trim --time-window 0:0.5 --name inner -o part.json run").out
     assert out.startswith("trimmed 2 files of 2 ranks from run/: kept 4 of 14 events, nothing lost\n")
     assert "left out on request: 10 events outside of the time window" in out
     assert names(tmp_path / "part.json") == ["inner", "inner", "step 0", "step 0"]
-    assert main(["trim", "--ranks", "1", "--json", "-o", "one.json.gz", "run"]) == 0
-    assert [rank["rank"] for rank in json.loads(capsys.readouterr().out)["ranks"]] == [1]
-    assert main(["trim", "--ranks", "1", "-q", "-o", "one.json.gz", "run"]) == 1
-    assert "already exists" in capsys.readouterr().err
-    assert main(["trim", "--ranks", "1", "-qf", "-o", "one.json.gz", "run"]) == 0
-    assert capsys.readouterr() == ("", "")
+    document = json.loads(cli("trim --ranks 1 --json -o one.json.gz run").out)
+    assert [rank["rank"] for rank in document["ranks"]] == [1]
+    assert "already exists" in cli("trim --ranks 1 -q -o one.json.gz run", 1).err
+    assert cli("trim --ranks 1 -qf -o one.json.gz run") == ("", "")
 
 
-def test_steps_are_found_in_a_native_trace_as_in_the_one_that_it_was_made_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_steps_are_found_in_a_native_trace_as_in_the_one_that_it_was_made_of(tmp_path: Path, cli: Cli) -> None:
     events: list[dict[str, Any]] = []
     for batch in range(6):
         at = 1000.123 * (batch + 1)
         events.append({"ts": at, "ph": "M", "name": "tracekit_timestamp", "args": {"batch": batch}})
         events.append({"ph": "X", "name": f"in {batch}", "ts": at + 1, "dur": 10})
     (tmp_path / "r.json").write_text(rank_trace(0, *events))
-    assert main(["convert", "r.json", "r.pftrace"]) == 0
-    assert capsys.readouterr().out.startswith("converted 1 file of 1 rank: 13 events, nothing lost\n")
-    assert main(["trim", "--steps", "2:4", "-o", "t.json", "r.pftrace"]) == 0
+    said = "converted 1 file of 1 rank: 13 events, nothing lost\n"
+    assert cli("convert r.json r.pftrace").out.startswith(said)
+    cli("trim --steps 2:4 -o t.json r.pftrace")
     begun = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["ph"] == "B"]
     assert [event["name"] for event in begun] == ["in 2", "in 3"]
-    assert main(["convert", "r.pftrace", "back.json"]) == 0
+    cli("convert r.pftrace back.json")
     assert b'"ts":2000.246' in (tmp_path / "back.json").read_bytes()
 
 
-def test_trim_that_leaves_everything_out_says_so_by_its_exit_code(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["trim", "--time-window", "100:200", "-o", "part.json", str(run)]) == 3
-    assert "nothing that happened is selected" in capsys.readouterr().out
+@pytest.mark.usefixtures("run")
+def test_trim_that_leaves_everything_out_says_so_by_its_exit_code(tmp_path: Path, cli: Cli) -> None:
+    said = "nothing that happened is selected"
+    assert said in cli("trim --time-window 100:200 -o part.json run", 3).out
     assert names(tmp_path / "part.json") == []
-    assert main(["trim", "--time-window", "100:200", "-qf", "-o", "part.json", str(run)]) == 3
-    assert "nothing that happened is selected" in capsys.readouterr().err
+    assert said in cli("trim --time-window 100:200 -qf -o part.json run", 3).err
 
 
 @pytest.mark.usefixtures("run")
-def test_split_by_time_has_every_slice_and_those_over_a_border_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["split", "--seconds", "1", "run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_split_by_time_has_every_slice_and_those_over_a_border_twice(tmp_path: Path, cli: Cli) -> None:
+    lines = cli("split --seconds 1 run").out.splitlines()
     assert lines[0] == "run-000.json.gz: 0 s to 1 s, 6 events"
     assert {line.partition(":")[0]: names(tmp_path / line.partition(":")[0]) for line in lines} == {
         "run-000.json.gz": ["inner", "inner", "step 0", "step 0"],
@@ -115,14 +103,11 @@ def test_split_by_time_has_every_slice_and_those_over_a_border_twice(
         "run-005.json.gz": ["inner", "inner", "step 5", "step 5"],
     }
     assert len([path for path in tmp_path.iterdir() if path.is_file()]) == 4
-    assert main(["split", "--seconds", "1", "run"]) == 1
-    assert "run-000.json.gz: already exists" in capsys.readouterr().err
+    assert "run-000.json.gz: already exists" in cli("split --seconds 1 run", 1).err
 
 
 @pytest.mark.parametrize(("name", "at"), [("middle.json", 2500), ("end.json.gz", 5000)])
-def test_split_by_time_finds_the_latest_event_wherever_it_is(
-    tmp_path: Path, name: str, at: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_split_by_time_finds_the_latest_event_wherever_it_is(tmp_path: Path, name: str, at: int, cli: Cli) -> None:
     """The trace is larger than the parts of a file that the scan of a merge reads."""
     chance = Random(1)
     event = {"ph": "X", "name": "op", "pid": 7, "tid": 7, "dur": 1}
@@ -131,27 +116,28 @@ def test_split_by_time_finds_the_latest_event_wherever_it_is(
     header = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "baseTimeNanoseconds": BASE_NS}
     text = json.dumps({**header, "traceEvents": events}).encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    assert main(["split", "--seconds", "1", "-o", str(tmp_path / "{part}.json"), str(tmp_path / name)]) == 0
-    assert "1 s to 2 s, 1 events" in capsys.readouterr().out
+    assert "1 s to 2 s, 1 events" in cli(f"split --seconds 1 -o {{part}}.json {name}").out
     assert names(tmp_path / "001.json") == ["late"]
 
 
-def test_the_parts_of_a_glob_and_of_a_file_with_a_hole_in_its_name_have_plain_names(run: Path, tmp_path: Path) -> None:
+def test_the_parts_of_a_glob_and_of_a_file_with_a_hole_in_its_name_have_plain_names(
+    run: Path, tmp_path: Path, cli: Cli
+) -> None:
     (run / "a{part}.json").write_text(rank_trace(0, *steps(0)))
     for source in ("run/rank*.json", "run/*1.json", "run/a{part}.json"):
-        assert main(["split", "-q", "--by-rank", source]) == 0
+        cli(f"split -q --by-rank {source}")
     parts = ["apart-rank0", "merged-rank0", "merged-rank1", "rank1-rank1"]
     assert sorted(path.name for path in tmp_path.glob("*.gz")) == [f"{part}.json.gz" for part in parts]
 
 
-def test_split_by_rank_and_to_another_storage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["split", "--by-rank", "--json", "-o", "memory://split/{part}.pftrace", str(run)]) == 0
-    document = json.loads(capsys.readouterr().out)
+@pytest.mark.usefixtures("run")
+def test_split_by_rank_and_to_another_storage(cli: Cli) -> None:
+    document = json.loads(cli("split --by-rank --json -o memory://split/{part}.pftrace run").out)
     assert [(part["part"], part["holds"]) for part in document["parts"]] == [("rank0", "rank 0"), ("rank1", "rank 1")]
     assert document["complete"]
     assert exists("memory://split/rank0.pftrace")
-    assert main(["split", "--seconds", "1", "-qo", "memory://split/{part}.json", str(run)]) == 0
-    assert capsys.readouterr().out.split() == [f"memory://split/00{part}.json" for part in (0, 1, 2, 5)]
+    parts = cli("split --seconds 1 -qo memory://split/{part}.json run").out.split()
+    assert parts == [f"memory://split/00{part}.json" for part in (0, 1, 2, 5)]
     assert not exists("memory://split/003.json")
 
 
@@ -173,24 +159,22 @@ def test_split_by_rank_and_to_another_storage(run: Path, capsys: pytest.CaptureF
     ],
 )
 def test_what_cannot_be_done_is_said_and_nothing_is_written(
-    run: Path, arguments: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+    run: Path, arguments: str, code: int, words: str, cli: Cli
 ) -> None:
     if "no-events" in arguments:
         (run / "no-events.json").write_text('[{"ph":"M","name":"process_name","pid":1,"args":{"name":"a"}}]')
-    assert main(arguments.split()) == code
-    assert words in capsys.readouterr().err
+    assert words in cli(arguments, code).err
     assert [path for path in run.parent.iterdir() if path.is_file()] == []
 
 
 def test_converting_there_and_back_shows_the_same_in_perfetto(
-    engine: Engine, traces: RealTraces, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: Engine, traces: RealTraces, tmp_path: Path, cli: Cli
 ) -> None:
     path = min((traces / "torch_2.13_gloo").rglob("full*.json*"))
     shown = []
     for name in ("a.json", "b.pftrace.gz", "c.json.gz", "d.pftrace"):
         before, path = path, tmp_path / name
-        assert main(["convert", str(before), str(path)]) == 0
-        assert f"wrote {path}" in capsys.readouterr().out
+        assert f"wrote {path}" in cli(f"convert {before} {path}").out
         with engine.load(path) as trace:
             assert trace.errors() == []
             rows = trace.rows(SLICES)

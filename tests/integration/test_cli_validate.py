@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.bad_traces import FIRST, array, between, counter, object_, rank_trace, slice_
-from tracekit.cli import main
+
+if TYPE_CHECKING:
+    from tests.conftest import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {
@@ -28,9 +31,8 @@ LIVE = "live.json: byte 69: warning: [unfinished] the array has no closing brack
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(tmp_path: Path) -> Path:
     """The current folder, which holds a file of each kind, and a folder of two traces."""
-    monkeypatch.chdir(tmp_path)
     for folder in ("run", "empty"):
         (tmp_path / folder).mkdir()
     (tmp_path / "run" / "notes.txt").write_text("no trace")
@@ -55,18 +57,16 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_validate_prints_a_line_for_each_problem_and_each_file(
-    arguments: str, code: int, printed: list[str], capsys: pytest.CaptureFixture[str]
+    arguments: str, code: int, printed: list[str], cli: Cli
 ) -> None:
-    assert main(["validate", *arguments.split()]) == code
-    output = capsys.readouterr()
+    output = cli(f"validate {arguments}", code)
     assert output.out.splitlines() == printed
     assert ("the schemas were not applied" in output.err) == ("--no-schema" in arguments)
 
 
 @pytest.mark.usefixtures("files")
-def test_validate_counts_the_problems_that_it_does_not_print(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "many.json"]) == 3
-    assert capsys.readouterr().out.splitlines()[9:] == [
+def test_validate_counts_the_problems_that_it_does_not_print(cli: Cli) -> None:
+    assert cli("validate many.json", 3).out.splitlines()[9:] == [
         "many.json: event 10: [perfetto-negative-time] ts is -5; write times relative to an earlier base",
         "many.json: [perfetto-negative-time] 90 more",
         "many.json: problems: 100 events, 100 errors",
@@ -75,34 +75,27 @@ def test_validate_counts_the_problems_that_it_does_not_print(capsys: pytest.Capt
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("name", ["missing.json", "no-json.json", "empty"])
-def test_a_file_that_cannot_be_read_exits_with_1_and_the_others_are_checked(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["validate", name, "good.json"]) == 1
-    printed = capsys.readouterr()
+def test_a_file_that_cannot_be_read_exits_with_1_and_the_others_are_checked(name: str, cli: Cli) -> None:
+    printed = cli(f"validate {name} good.json", 1)
     assert printed.out.splitlines()[0] == OK
     assert printed.err.startswith(f"tracekit validate: {name}: ")
     assert printed.err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("files")
-def test_json_is_one_document_with_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "--json", "bad.json", "missing.json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+def test_json_is_one_document_with_everything(cli: Cli) -> None:
+    document = json.loads(cli("validate --json bad.json missing.json", 1).out)
     (report,) = document["files"]
     assert (report["file"], report["kind"], report["events"], report["errors"]) == ("bad.json", "other", 3, 1)
     assert (report["problems"][0]["rule"], report["problems"][0]["event"]) == ("perfetto-negative-time", 2)
     assert [entry["file"] for entry in document["unreadable"]] == ["missing.json"]
 
 
-def test_control_characters_of_a_trace_do_not_reach_the_terminal(
-    files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_a_trace_do_not_reach_the_terminal(files: Path, cli: Cli) -> None:
     name = "\x1b]0;owned\x07\x9b31m\u202e"
     data = between(slice_(5, ..., name), counter('{"\\u001b[2J":true}'), slice_(5, 1, pid=name, ph=name))
     (files / "evil.json").write_bytes(data)
-    assert main(["validate", "evil.json"]) == 3
-    out = capsys.readouterr().out
+    out = cli("validate evil.json", 3).out
     assert "owned" in out
     assert not [character for character in out if ord(character) < 32 and character != "\n"]
     assert not {"\x9b", "\x7f", "\u202e"} & set(out)
@@ -115,7 +108,3 @@ def test_the_process_ends_with_the_code_and_without_a_traceback(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
     assert (ended.returncode, ended.stderr) == (3, "")
     assert str(path) in ended.stdout
-
-
-def test_validate_without_a_file_is_wrong_usage() -> None:
-    assert main(["validate"]) == 2
