@@ -38,9 +38,7 @@ def test_numbers_decide_whatever_the_times_say() -> None:
 
 
 def test_a_number_that_comes_twice_is_nobodys() -> None:
-    ours = [done(number * MS, sequence=number % 8) for number in range(10)]
-    theirs = [done(number * MS, sequence=number) for number in range(8)]
-    assert len(ends(match(ours, theirs))) == 6
+    assert len(ends(match(numbered(*range(8), 0, 1), numbered(*range(8))))) == 6
 
 
 def test_parts_of_a_run_are_matched_where_they_overlap() -> None:
@@ -120,8 +118,8 @@ def test_match_follows_a_drift_over_ten_minutes_however_far_apart_collectives_ar
 
 
 def test_numbers_of_a_part_are_enough() -> None:
-    ours = [done(number * MS, sequence=number if number % 2 else None) for number in range(10)]
-    theirs = [done(number * MS + 7, sequence=number if number > 4 else None) for number in range(10)]
+    ours = numbered(*(number if number % 2 else None for number in range(10)))
+    theirs = numbered(*(number if number > 4 else None for number in range(10)), shift=7)
     assert ends(match(ours, theirs)) == [(number * MS, number * MS + 7) for number in (5, 7, 9)]
 
 
