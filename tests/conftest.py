@@ -1,4 +1,4 @@
-"""What tests get: a clean environment, real traces, Perfetto's engine and UI, and a check that nothing is left."""
+"""Fixtures for all tests: a clean environment, real traces, Perfetto's engine and UI, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def is_set(variable: str) -> bool:
-    """Whether a variable of the environment says yes."""
+    """Return True if a variable of the environment is set and not 0."""
     return os.environ.get(variable, "0") not in {"", "0"}
 
 
@@ -37,7 +37,7 @@ REQUIRED = {
 }
 """By marker: whether a test that has it fails where it would be skipped elsewhere."""
 
-# What launchers tell a process about its place in a run; tests that want these set them themselves.
+# Launchers set these variables. Tests that need them set them themselves.
 LAUNCHER_VARIABLES = {
     "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK",
     "WORLD_SIZE",
@@ -107,7 +107,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
-        # Which core is tested, processes that tests start must know as well.
+        # Child processes must test the same core.
         if name != "TRACEKIT_PURE_PYTHON" and (name in LAUNCHER_VARIABLES or name.startswith(LAUNCHER_PREFIXES)):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TRACEKIT_QUIET", "1")  # no report at the end of each recording; test_end_report tests it
@@ -129,7 +129,7 @@ def nothing_left_running() -> Iterator[None]:
     lifecycle = sys.modules.get("tracekit.recording.lifecycle")
     profiler = None if lifecycle is None else lifecycle.running_profiler()
     if profiler is not None:
-        # Stopped here, so that the tests after this one do not fail as well.
+        # Stop it, or all later tests fail.
         profiler.stop()
     assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tracekit")]
@@ -140,7 +140,7 @@ def nothing_left_running() -> Iterator[None]:
 
 
 class Printed(NamedTuple):
-    """What a command has written."""
+    """The output of a command."""
 
     out: str
     err: str

@@ -75,14 +75,14 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
         """Return process, thread, and the name of the track."""
         name, parent, uuid, thread, tid, pid = tracks[track]
         if tid is not None and uuid is not None and uuid >= 0 and uuid & 0xFFFFFFFF >= 2**30:
-            # A lane stands below its thread.
+            # The parent of a lane is its thread.
             return pid, None, read(name)
         # In JSON, the name of a row of a GPU says which GPU it is.
         name = re.sub(r"^rank \d+ · GPU \d+ · ", "", read(thread or name or ""))
         if tid is None and parent is not None:
             pid = tracks[parent][2] >> 32
         if tid is None and uuid is not None and uuid >= 0:
-            # What the JSON has as threads of a process for each GPU are tracks in groups of the rank's process.
+            # The JSON has a process for each GPU; the native trace has groups of tracks in the rank's process.
             pid, tid = uuid >> 32, uuid & 0xFFFFFFFF or None
             name = name if tid else ""
         # Ids that no thread of a system has are others in a native trace.
@@ -103,7 +103,7 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
             read(category),
             place(track),
             frozenset(args[arg_set]),
-            # A slice without an end that is no innermost one has a track of its own in a native trace.
+            # An open slice with slices inside has a separate track in a native trace.
             (depth, "" if parent == "[No name]" else read(parent)) if dur >= 0 else None,
         )
         for number, ts, dur, name, category, track, arg_set, depth, parent in loaded.rows(SLICES)
@@ -119,7 +119,7 @@ def shown(loaded: LoadedTrace, base_ns: int, read: Callable[[str], str] = str) -
 
 
 def both(engine: Engine, tmp_path: Path, *inputs: Path, **options: Any) -> tuple[Shown, Shown]:
-    """Merge inputs into both formats; return what JSON shows, and what the native trace shows."""
+    """Merge inputs into both formats; return the contents of the JSON and of the native trace in the engine."""
     merged = tmp_path / "merged.json"
     native = tmp_path / "merged.pftrace"
     for output in (merged, native):
@@ -351,7 +351,7 @@ def test_streams_are_inside_of_the_gpu_inside_of_the_rank(engine: Engine, traces
 
 
 def test_descriptions_may_follow_the_events_of_their_tracks(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
-    """In one pass over an input, names are known after its events."""
+    """A merge in one pass knows the names of an input only after its events."""
     merged, moved = tmp_path / "merged.pftrace", tmp_path / "moved.pftrace"
     merge_traces(str(merged), [str(path) for path in traces.glob("dlrm_8gpu/*")[:2]])
     data = merged.read_bytes()
@@ -471,5 +471,5 @@ def test_a_native_trace_that_is_merged_again_shows_the_same(
         assert loaded.errors() == []
         found = shown(loaded, base_ns, unescaped if form == "json" else str)
     source = [traces / name] if (traces / name).is_file() else []
-    # A slice that lies beside its async track has a track with a name of its own, the second time.
+    # The second merge names the track of a slice that left its async track after the slice.
     assert_same(expected, found, unseen(*source) | {"flow", "URL_REQUEST_DELEGATE_UNMATCHED_BEGIN"})

@@ -92,7 +92,7 @@ def test_threads_and_interleaved_tasks_lose_nothing(tmp_path: Path, engine: Engi
     with load(engine, tmp_path / "t.json") as trace:
         found = counts(trace)
         assert (found["work"], found["async with"]) == (2400, 54)
-        # One that cannot stay on its track to its end goes on beside it, as a second slice.
+        # A slice that leaves its track continues on another one, as a second slice.
         assert found["plain with"] >= 5
         tracks = {name for (name,) in trace.rows("select distinct name from thread")}
         assert {f"worker {number}" for number in range(4)} | {"MainThread · task 1"} <= tracks

@@ -1,4 +1,4 @@
-"""Every figure of a summary, told by SQL in Perfetto's own engine as well: on real traces and on tracekit's own."""
+"""Every figure of a summary equals the result of SQL in Perfetto's engine, for real traces and for recordings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from placed group by 1
 """
 SPANS = "select rank, max(te) - min(ts) from s group by 1"
 IS_COMMUNICATION = "(lower(name) like '%nccl%' or lower(name) like '%rccl%')"
-# How many of each are going on, from one change to the next.
+# The number of running operations of each kind between two changes.
 DEVICES = f"""
 with work as (select rank, pid, ts, te, cat not like '%mem%' and {IS_COMMUNICATION} as talks, cat like '%mem%' as copies
   from s where cat in ('kernel', 'gpu_memcpy', 'gpu_memset')),
@@ -145,7 +145,7 @@ def compare(path: Path, trace: LoadedTrace) -> TraceSummary:
     for one in summary.markers:
         in_steps = round((one.share_of_steps or 0) * steps[one.rank][1]) if one.share_of_steps else 0
         figures = [one.count, one.total_ns, one.self_ns, one.p50_ns, one.p95_ns, one.p99_ns]
-        # What a device does belongs to the step of its launch.
+        # Work of a device belongs to the step of its launch.
         figures.append(None if one.category in DEVICE_CATEGORIES else in_steps)
         found[one.rank, one.name, one.category] = figures
     assert found == {(rank, shown(name), cat): figures for (rank, name, cat), figures in expected.items()}
@@ -251,7 +251,7 @@ def figures(summary: TraceSummary) -> Any:
 
 
 def in_parts(summary: TraceSummary) -> Any:
-    """Return what a merge changes nothing of: it moves slices that reach into each other to a track of their own."""
+    """Return the figures that a merge keeps: it moves overlapping slices to separate tracks."""
     document = summary.as_dict()
     markers = [{**marker, "self_ns": None} for marker in document["markers"] if marker["category"] != "Trace"]
     return markers, [(rank["rank"], rank["steps"]) for rank in document["ranks"]]

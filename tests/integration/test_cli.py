@@ -47,7 +47,7 @@ def slice_(name: str, ts: float = 5, dur: float = 2) -> dict[str, Any]:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A trace whose name is not UTF-8."""
+    """A trace with a name that is not UTF-8."""
     path = tmp_path / ODD
     try:
         path.write_bytes(rank_trace(slice_("a"), slice_("b", 10)))

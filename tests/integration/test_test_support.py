@@ -1,4 +1,4 @@
-"""What tests/conftest.py promises: a clean environment, leaks that are seen, and no silent skip where none is allowed."""
+"""tests/conftest.py cleans the environment, reports leaks, and fails skipped tests in continuous integration."""
 
 from __future__ import annotations
 

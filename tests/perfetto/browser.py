@@ -1,4 +1,4 @@
-"""Opens traces in Perfetto's real UI, in a headless Chromium, and tells what a user would see."""
+"""Opens traces in Perfetto's real UI, in a headless Chromium, and returns the visible rows."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class BrowserError(Exception):
 
 
 def run_program(program: Path, what: object, *, timeout_s: float = TIMEOUT_S, **task: object) -> Any:
-    """Run one of the programs that drive a headless Chromium, and return what it prints, or raise `BrowserError`.
+    """Run a Node program that drives a headless Chromium, and return its output, or raise `BrowserError`.
 
     Args:
-        program: For Node; see ``chromium.js`` beside this.
-        what: What is opened, for messages.
-        timeout_s: How long it may take.
-        **task: What it is told, beside where the browser is.
+        program: The Node program; ``chromium.js`` has the shared parts.
+        what: The opened file, for messages.
+        timeout_s: The time limit.
+        **task: Its input, in addition to the path of the browser.
     """
     browser = browser_files()
     task |= {"chromium": browser.chromium, "playwright": str(browser.playwright)}
-    # The browser has children of its own, so the whole group is ended with it.
+    # The browser starts processes, so the whole group is killed.
     with subprocess.Popen(
         [engine_files().node, str(program), json.dumps(task)],
         stdin=subprocess.DEVNULL,
@@ -52,12 +52,12 @@ def run_program(program: Path, what: object, *, timeout_s: float = TIMEOUT_S, **
 
 
 class Screen(NamedTuple):
-    """What the UI shows of a trace.
+    """The contents of the UI.
 
     Attributes:
-        names: The labels of all rows from top to bottom, those of closed groups as well, such as ``rank 0 1000``.
+        names: The labels of all rows from top to bottom, including closed groups, such as ``rank 0 1000``.
         groups: The labels of the rows at the top level; a process is one of them.
-        error: The text of the error dialog, or None when there is none.
+        error: The text of the error dialog, or None without a dialog.
         png: The picture.
     """
 
@@ -68,11 +68,11 @@ class Screen(NamedTuple):
 
 
 class Browser:
-    """Takes pictures of traces; each in a browser of its own, and about 5 s each."""
+    """Takes pictures of traces, each in a new browser; a picture takes about 5 s."""
 
     def __init__(self) -> None:
         self._engine = engine_files()
-        browser_files()  # or it would be known only at the first picture that there is none
+        browser_files()  # fail now rather than at the first picture
 
     def screenshot(self, trace: str | os.PathLike[str], png: str | os.PathLike[str], *, expand: bool = True) -> Screen:
         """Open a trace, and all groups with ``expand``; wait until the UI has drawn it, and take a picture.

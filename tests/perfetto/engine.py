@@ -52,7 +52,7 @@ class Engine:
     def load(self, path: str | os.PathLike[str], *, timeout_s: float = LOAD_TIMEOUT_S) -> LoadedTrace:
         """Load a trace of any format that Perfetto knows; use the result in a ``with`` block.
 
-        The engine loops for ever on some files (NaN in a counter); it is killed after the time-out.
+        The engine never finishes some files (NaN in a counter), and is killed after the time-out.
         """
         process = self._idle.pop() if self._idle else _Process(self._files, self._messages)
         try:
@@ -98,7 +98,7 @@ class LoadedTrace:
         return rows[0][0]
 
     def errors(self) -> list[tuple[str, int | None, str, int]]:
-        """Return (name, index, severity, value) of each stat that says what the engine found wrong or had to drop."""
+        """Return (name, index, severity, value) of each stat about errors and dropped data."""
         wrong = "from stats where severity != 'info' and value != 0 order by name, idx"
         return self.rows(f"select name, idx, severity, value {wrong}")
 
@@ -180,7 +180,7 @@ class _Process:
         self._popen.wait()
         for stream in (self._popen.stdin, self._popen.stdout, self._stderr):
             assert stream is not None
-            # Closing a pipe whose reader is gone may still try to flush it.
+            # Closing a pipe without a reader may still flush it.
             with contextlib.suppress(OSError):
                 stream.close()
 
@@ -249,7 +249,7 @@ class _Process:
         readers, writers = ([], [self._popen.stdin]) if write else ([self._popen.stdout], [])
         if not any(select.select(readers, writers, [], left_s)):
             self.usable = False
-            raise EngineError("the engine did not finish in time; it loops for ever on some files")
+            raise EngineError("the engine did not finish in time; it never finishes some files")
 
     def _last_words(self) -> str:
         self._stderr.seek(0)

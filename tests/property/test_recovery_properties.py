@@ -97,7 +97,7 @@ def check(path: Path, expected: list[bytes], form: str, *, whole: bool) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_prefix_gives_exactly_its_complete_events(tmp_path: Path, form: str) -> None:
     data, path = FORMS[form], tmp_path / "t.json"
-    closed = len(data.rstrip())  # a closed trace lacks nothing but white space
+    closed = len(data.rstrip())  # only white space may follow the closed trace
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
         found, reader = read(path)
@@ -124,7 +124,7 @@ def test_a_prefix_is_recovered_to_a_whole_trace_of_its_events(
 
 
 def unpacked(cut: bytes) -> bytes:
-    """Return all that zlib gets out of a cut gzip file of several members."""
+    """Return the bytes that zlib unpacks from a cut gzip file of several members."""
     text = b""
     while cut:
         inflater = zlib.decompressobj(31)
@@ -192,7 +192,7 @@ def test_damage_in_the_middle_costs_only_the_events_it_touches(
     path.write_bytes(data[:at] + damage + data[behind:])
     untouched = [one for one, end in ends(form) if end <= at or end - len(one) >= behind]
     found, reader = read(path)
-    # Two halves may fit together to an event that never was, as is said; in the object form quotes are repaired, too.
+    # Two halves may form one event. The object form also repairs quotes.
     assert [one for one in found if one in untouched] == untouched
     assert len(found) <= len(untouched) + 1 + (b"[" in damage)
     if form == "object":

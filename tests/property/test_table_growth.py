@@ -38,7 +38,7 @@ SAME = ("path", "rank", "host", "base_ns", "has_batches", "rows", "damage", "unu
 
 
 def rank_trace(random: Random) -> bytes:
-    """Return a rank trace, one event per line, of which some are out of order."""
+    """Return a rank trace with one event per line, some of them out of order."""
     events: list[dict[str, Any]] = []
     while len(events) < 150:
         more = random.choice([begins_and_ends, overlapping_slices])(random)
@@ -113,7 +113,7 @@ def build(cache: TableCache, path: Path, **options: Any) -> Path:
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which the sizes of reads of new bytes are added."""
+    """Return a list that collects the sizes of the reads of new bytes."""
     sizes: list[int] = []
     real = growth.NewBytes.read
 

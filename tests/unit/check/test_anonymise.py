@@ -1,4 +1,4 @@
-"""What names somebody gets another word, everything else stays, and no text makes it slow."""
+"""Names of persons, hosts and files are replaced, everything else stays, and no text is slow."""
 
 from __future__ import annotations
 
@@ -288,5 +288,5 @@ def test_events_without_a_sign_of_anybody_are_passed_over_rightly(
         encoded = encode_events([parsed])
         found.append(json.loads(texts.clean(encoded) if whole else encoded))
     one, other = (json.dumps(each) for each in found)
-    # The order in which things are met may differ, and with it their numbers.
+    # The order may differ, and with it the numbers of the aliases.
     assert re.sub(r"-\d+", "-0", one) == re.sub(r"-\d+", "-0", other)

@@ -31,7 +31,7 @@ YEAR_2026_NS = 1_790_857_026_000_000_000
 
 
 def ticking(start_ns: int, *steps_ns: int) -> Callable[[], int]:
-    """A clock that goes on by these steps, again and again, whenever it is read."""
+    """Return a clock that advances by these steps in turn, one for each reading."""
     state = [start_ns, 0]
 
     def read() -> int:

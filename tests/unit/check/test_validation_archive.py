@@ -1,4 +1,4 @@
-"""`validate_file` on archives and manifests: each thing that Perfetto refuses is found, and what it takes is not."""
+"""`validate_file` on archives and manifests: every fault that Perfetto refuses is a problem, and good archives have none."""
 
 from __future__ import annotations
 

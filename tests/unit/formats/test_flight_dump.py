@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder, read as traces: each collective, what hung, and what is broken or bad in a dump."""
+"""Dumps of torch's flight recorder, read as traces: collectives, hangs, damage, and hostile pickles."""
 
 from __future__ import annotations
 

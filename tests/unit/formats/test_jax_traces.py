@@ -1,4 +1,4 @@
-"""Traces of XLA's profiler, as JAX writes them: when they began, whose they are, and where a merge puts them."""
+"""Traces of XLA's profiler, as JAX writes them: their start, their rank, and their place in a merge."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_the_rank_metadata_in_the_event_schema_is_a_copy_of_its_own_file() -> No
 
 def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:
     found = load_schema(RANK_METADATA)
-    # These are only in some files: where the system tells, of a rank's children, and of versions that know it.
+    # Only some systems, processes and versions write these.
     optional = {"start_ticks", "parent_pid", "worker", "counts"}
     assert set(found["required"]) | optional == set(found["properties"]) == set(METADATA) | optional
     assert all(len(field["description"]) > 20 for field in found["properties"].values())

@@ -64,7 +64,7 @@ def test_equal_ids_of_two_inputs_name_what_they_named_whatever_the_order_and_who
         "b1": [[LOADER]],
         "b2": [[MAIN]],
     }
-    # What both have is there once, what nobody names is not; and nothing is said twice about an input.
+    # Shared frames are written once, unused ones never, and the headers of the inputs have none.
     assert len(trace["stackFrames"]) == 3
     assert all("stackFrames" not in entry["header"] for entry in inputs(trace))
     assert next(event for event in trace["traceEvents"] if event["name"] == "a5").keys().isdisjoint({"sf", "esf"})
@@ -202,7 +202,7 @@ def test_anonymous_stacks_name_nobody_and_the_same_function_by_one_word(
     assert not [secret for secret in ("bob", "libsecret") if secret in text]
     assert ("project_" in text) is not names
     trace = json.loads(text)
-    # The ids of a merge are made of what is no longer told.
+    # The ids of a merge are made of the frames, so they must change.
     assert trace["stackFrames"].keys().isdisjoint({"5", "7", *source["stackFrames"]} - {"1", "2", "3"})
     a, b, c = (event for event in trace["traceEvents"] if event["ph"] == "X")
     inner, outer = stack_of(trace, a["sf"])

@@ -1,4 +1,4 @@
-"""Which collective of one rank is which of another; and when nobody can tell."""
+"""Matching the collectives of two ranks, and refusing to match without proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What events of torch's traces say of collectives, through the years."""
+"""Reading collectives from the events of torch's traces of several years."""
 
 from __future__ import annotations
 

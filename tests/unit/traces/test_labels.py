@@ -121,7 +121,7 @@ def test_process_groups_count_more_than_the_name() -> None:
         ([{"tp": tp, "dp": dp} for tp in range(2) for dp in range(2)], [0, 2, 1, 3]),
         # Several traces of one rank.
         ([{"tp": 1}, {"tp": 0}, {"tp": 1}], [1, 0, 1]),
-        # A rank is missing, labels are missing, and there are none.
+        # Without a rank, without some labels, and without any.
         ([{"tp": 0}, {"tp": 2}], None),
         ([{"tp": 0}, {}], None),
         ([{}, {}], None),

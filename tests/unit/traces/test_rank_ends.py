@@ -158,7 +158,7 @@ def test_a_window_ends_with_its_file(tmp_path: Path) -> None:
 def test_packed_files_that_cannot_be_read_to_their_end_have_not_ended(tmp_path: Path, data: bytes) -> None:
     write(tmp_path, rank0=trace(0, END))
     (tmp_path / "rank1.json.gz").write_bytes(data)
-    # In the last one, the end record is there; what follows is the merge's to report.
+    # The last one has its end record; the merge reports the data behind it.
     assert look(tmp_path).complete == data.endswith(b"rest")
 
 
