@@ -12,7 +12,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
@@ -20,12 +20,13 @@ import pytest
 import tracekit
 from tracekit import core
 from tracekit.check.doctor import examine_clocks, examine_environment, examine_packages, examine_place, examine_rank
-from tracekit.cli import main
 from tracekit.clock import Clock
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.conftest import Cli
 
 YEAR_2026_NS = 1_790_857_026_000_000_000
 
@@ -43,12 +44,10 @@ def ticking(start_ns: int, *steps_ns: int) -> Callable[[], int]:
 
 
 def test_doctor_of_a_machine_that_is_fine_finds_no_problem_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**12))
-    monkeypatch.chdir(tmp_path)
-    assert main(["doctor", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(cli("doctor --json").out)
     assert document["problems"] == []
     facts = {section["title"]: section["facts"] for section in document["sections"]}
     storages = ["storage .", f"storage {os.environ['TRACEKIT_SPOOL']}"]
@@ -57,25 +56,22 @@ def test_doctor_of_a_machine_that_is_fine_finds_no_problem_and_leaves_nothing(
     assert (facts["rank"]["rank"], facts["rank"]["source"]) == (0, "default")
     assert facts["storage ."] == {"writes": True, "renames": True, "links": True, "free_bytes": 10**12}
     assert list(tmp_path.iterdir()) == []
-    assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "no problems found"
-    assert main(["doctor", "-q"]) == 0
-    assert capsys.readouterr().out == ""
+    assert cli("doctor").out.splitlines()[-1] == "no problems found"
+    assert cli("doctor -q").out == ""
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("option", ["", "-q"])
 def test_doctor_says_what_is_wrong_by_its_exit_code_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, cli: Cli
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**12))
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "2")
     (tmp_path / "file").write_text("x")
-    assert main(["doctor", *(["-q"] if quiet else []), str(tmp_path / "file")]) == 3
-    out = capsys.readouterr().out
+    out = cli(f"doctor {option} {tmp_path}/file", 3).out
     assert "WRONG: WORLD_SIZE is 2, which does not fit rank 5: look at what sets the variables of torchrun" in out
     assert f"WRONG: {tmp_path}/file: is not a folder" in out
-    assert out.endswith("2 problems found\n") != quiet
+    assert out.endswith("2 problems found\n") == (not option)
 
 
 def test_the_rank_and_what_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,15 +122,13 @@ def test_missing_packages_are_notes_unless_nothing_goes_without(monkeypatch: pyt
 
 
 def test_a_bundle_holds_findings_versions_and_checks_but_no_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setenv("TRACEKIT_API_TOKEN", "s3cr3t")
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "good.json").write_text('[{"ph":"X","name":"hidden","pid":1,"tid":1,"ts":1,"dur":1}]')
     (tmp_path / "runs" / "bad.json").write_text("no trace")
-    assert main(["doctor", "--bundle", "bug.zip", "runs"]) in (0, 3)
-    assert "wrote bug.zip" in capsys.readouterr().out
+    assert "wrote bug.zip" in cli("doctor --bundle bug.zip runs", (0, 3)).out
     with zipfile.ZipFile("bug.zip") as archive:
         texts = {name: archive.read(name).decode() for name in archive.namelist()}
     assert json.loads(texts["doctor.json"])["sections"][0]["facts"]["tracekit"] == __version__
@@ -144,8 +138,7 @@ def test_a_bundle_holds_findings_versions_and_checks_but_no_event(
     assert good["checks"][0]["events"] == 1
     assert "bad.json" in bad["error"]
     assert not any("s3cr3t" in text or "hidden" in text for text in texts.values())
-    assert main(["doctor", "--bundle", "bug.zip"]) == 1
-    assert "already exists" in capsys.readouterr().err
+    assert "already exists" in cli("doctor --bundle bug.zip", 1).err
 
 
 def test_another_distribution_with_a_package_of_this_name_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,23 +165,25 @@ def test_import_beside_the_other_distribution_warns(tmp_path: Path, folder: str,
     assert warns or not done.stderr
 
 
+GOOD_NS = ticking(YEAR_2026_NS, 50)
+
+
 @pytest.mark.parametrize(
-    ("clock", "words"),
+    ("wall_ns", "monotonic_ns", "words"),
     [
-        (Clock(ticking(YEAR_2026_NS, 50), ticking(0, 50)), []),
-        (Clock(ticking(YEAR_2026_NS, 50), ticking(0, 20_000)), ["coarser than 10 µs"]),
-        (Clock(ticking(YEAR_2026_NS, 50), lambda: 7), ["coarser than 10 µs"]),
-        (Clock(ticking(YEAR_2026_NS, 50), ticking(10**9, 100, -50)), ["monotonic clock has gone backwards"]),
-        (Clock(ticking(YEAR_2026_NS, 100, -50), ticking(0, 50)), ["wall clock has gone backwards"]),
-        (Clock(ticking(0, 50), ticking(0, 50)), ["years behind"]),
-        (Clock(ticking(YEAR_2026_NS, 50), ticking(0, 400_000)), ["coarser", "cannot be compared"]),
+        (GOOD_NS, ticking(0, 50), []),
+        (GOOD_NS, ticking(0, 20_000), ["coarser than 10 µs"]),
+        (GOOD_NS, lambda: 7, ["coarser than 10 µs"]),
+        (GOOD_NS, ticking(10**9, 100, -50), ["monotonic clock has gone backwards"]),
+        (ticking(YEAR_2026_NS, 100, -50), ticking(0, 50), ["wall clock has gone backwards"]),
+        (ticking(0, 50), ticking(0, 50), ["years behind"]),
+        (GOOD_NS, ticking(0, 400_000), ["coarser", "cannot be compared"]),
     ],
-)  # fmt: skip
-def test_clocks_that_cannot_be_trusted(clock: Clock, words: list[str]) -> None:
-    problems = examine_clocks(clock).problems
+)
+def test_clocks_that_cannot_be_trusted(wall_ns: Any, monotonic_ns: Any, words: list[str]) -> None:
+    problems = examine_clocks(Clock(wall_ns, monotonic_ns)).problems
     assert len(problems) == len(words), problems
-    for problem, word in zip(problems, words, strict=True):
-        assert word in problem
+    assert all(word in problem for problem, word in zip(problems, words, strict=True))
 
 
 def test_a_folder_that_is_not_there_is_looked_at_where_it_would_be_made(tmp_path: Path) -> None:

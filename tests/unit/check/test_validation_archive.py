@@ -13,13 +13,13 @@ import pytest
 
 from tests.bad_traces import ARCHIVE_RULES, array, rank_trace, slice_
 from tracekit.check.validation import validate_file
-from tracekit.cli import main
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.conftest import Cli
     from tracekit.check.validation import ValidationReport
 
 GOOD = array(slice_(1, 2))
@@ -186,13 +186,12 @@ def test_other_files_go_their_way(tmp_path: Path) -> None:
     assert report.not_checked == "the schemas were not asked for"
 
 
-def test_the_command_prints_a_line_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "m.zip"
-    path.write_bytes(zip_([*TRACES, (MANIFEST, manifest(A, B))]))
-    assert main(["validate", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(f"{path}: ok: 2 traces\n")
-    path.write_bytes(zip_([*TRACES, ("notes.txt", b"hello")]))
-    assert main(["validate", str(path)]) == 3
-    lines = [line.removeprefix(f"{path}: ") for line in capsys.readouterr().out.splitlines()]
-    assert lines[0].startswith("[archive-member] 'notes.txt': is not a trace")
-    assert lines[-2:] == ["a.json: ok: 1 event", "b.json: ok: 1 event"]
+def test_the_command_prints_a_line_for_each(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "good.zip").write_bytes(zip_([*TRACES, (MANIFEST, manifest(A, B))]))
+    (tmp_path / "bad.zip").write_bytes(zip_([*TRACES, ("notes.txt", b"hello")]))
+    traces = ["a.json: ok: 1 event", "b.json: ok: 1 event"]
+    lines = ["good.zip: ok: 2 traces", *(f"good.zip: {line}" for line in traces)]
+    assert cli("validate good.zip").out.splitlines() == lines
+    lines = cli("validate bad.zip", 3).out.splitlines()
+    assert lines[0].startswith("bad.zip: [archive-member] 'notes.txt': is not a trace")
+    assert lines[-2:] == [f"bad.zip: {line}" for line in traces]
