@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
+from math import nan
 from typing import Any, Literal
 
 ARCHIVE_RULES = {"archive", "archive-member", "manifest"}
@@ -49,14 +50,23 @@ def event(**fields: Any) -> bytes:
     return json.dumps({key: value for key, value in fields.items() if value is not ...}).encode()
 
 
-def slice_(ts: Any, dur: Any, name: str = "x", **more: Any) -> bytes:
+def slice_(ts: Any, dur: Any, name: Any = "x", **more: Any) -> bytes:
     """Return a slice."""
     return event(**{"ph": "X", "ts": ts, "dur": dur, "name": name, **more})
 
 
+def metadata(kind: str, /, **args: Any) -> bytes:
+    """Return an event that describes a process, a thread or a trace."""
+    return event(ph="M", name=kind, args=args)
+
+
+def together(*events: bytes) -> bytes:
+    return b",\n".join(events)
+
+
 def array(*events: bytes) -> bytes:
     """Return a trace in the array form."""
-    return b"[\n" + b",\n".join(events) + b"\n]\n"
+    return b"[\n" + together(*events) + b"\n]\n"
 
 
 def object_(*events: bytes) -> bytes:
@@ -89,18 +99,17 @@ def end(ts: float, name: Any = "b", **more: Any) -> bytes:
     return event(ph="E", ts=ts, name=name, **more)
 
 
-def raw(text: str) -> bytes:
-    return text.encode()
+def raw_slice(rest: str) -> bytes:
+    return b'{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,%s}' % rest.encode()
 
 
 def nested(levels: int) -> bytes:
-    return (
-        b'{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":"x","args":{"a":'
-        + b"[" * levels
-        + b"1"
-        + b"]" * levels
-        + b"}}"
-    )
+    return raw_slice('"name":"x","args":{"a":' + "[" * levels + "1" + "]" * levels + "}")
+
+
+def bad_event(name: str, rule: str, events: bytes, at: int = 2, effect: Effect = "drops", **seen: Any) -> BadTrace:
+    """Return a trace with bad events between good ones; number ``at`` breaks the rule."""
+    return BadTrace(name, rule, between(events), at, effect, **seen)
 
 
 def headed(keys: int) -> bytes:
@@ -108,178 +117,92 @@ def headed(keys: int) -> bytes:
     return b"{" + head.encode() + b',"traceEvents":' + array(FIRST, LAST) + b"}"
 
 
+TOKENIZER, PARSER = "json_tokenizer_failure", "json_parser_failure"
+MISPLACED: dict[str, Any] = {"effect": "misleads", "stat": "misplaced_end_event", "slices": 4}
+TWICE: dict[str, Any] = {"effect": "misleads", "stat": "flow_duplicate_id"}
+
 BAD_TRACES = [
     # The file.
     BadTrace("byte order mark", "perfetto-unknown-type", b"\xef\xbb\xbf" + between(), None, "refuses"),
     BadTrace("empty array", "perfetto-unknown-type", b"[]", None, "refuses"),
     BadTrace("only a bracket", "perfetto-unknown-type", b"[", None, "refuses"),
-    BadTrace("empty file", "perfetto-unknown-type", b"", None, "drops", slices=0),
-    BadTrace("white space only", "perfetto-unknown-type", b" \n \n", None, "drops", slices=0),
+    BadTrace("empty file", "perfetto-unknown-type", b"", None, slices=0),
+    BadTrace("white space only", "perfetto-unknown-type", b" \n \n", None, slices=0),
     BadTrace("array of numbers", "perfetto-unknown-type", b"[1, 2]", None, "refuses"),
-    BadTrace("one event a line", "perfetto-no-events", FIRST + b"\n" + LAST + b"\n", None, "drops", slices=0),
-    BadTrace("no traceEvents", "perfetto-no-events", b'{"events":[]}', None, "drops", slices=0),
+    BadTrace("one event a line", "perfetto-no-events", FIRST + b"\n" + LAST + b"\n", None, slices=0),
+    BadTrace("no traceEvents", "perfetto-no-events", b'{"events":[]}', None, slices=0),
     BadTrace("traceEvents is no list", "perfetto-no-events", b'{"traceEvents":{"a":1}}', None, "refuses"),
     BadTrace("object not closed", "perfetto-cut-file", object_(FIRST, LAST)[:-3], None, "refuses"),
     BadTrace("object cut in an event", "perfetto-cut-file", object_(FIRST, LAST)[:-20], None, "refuses"),
     BadTrace("gzip cut", "perfetto-cut-file", gzip.compress(between(), mtime=0)[:-9], None, "refuses"),
     BadTrace("array not closed", "unfinished", between()[:-3], None, "none", slices=2),
-    BadTrace("array cut in an event", "unfinished", between()[:-20], None, "drops", slices=1),
-    BadTrace("two objects", "perfetto-data-after-end", object_(FIRST) + object_(LAST), None, "drops", slices=1),
-    BadTrace("two arrays", "perfetto-data-after-end", array(FIRST) + array(LAST), None, "drops", slices=1),
-    BadTrace(
-        "quotes in a name",
-        "perfetto-invalid-json",
-        between(raw('{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":"say "hi" now"}')),
-        2,
-        "refuses",
-    ),
-    BadTrace(
-        "bare word",
-        "perfetto-invalid-json",
-        between(raw('{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":ncclFloat}')),
-        2,
-        "refuses",
-    ),
-    BadTrace("NUL between events", "perfetto-invalid-json", between(b"\0\0\0" + slice_(5, 1)), 2, "refuses"),
-    BadTrace("torn event in the middle", "perfetto-invalid-json", between(slice_(5, 1)[:30]), 2, "refuses"),
-    BadTrace("NaN in a counter", "perfetto-nan", between(counter('{"loss":NaN}')), 2, "hangs"),
-    BadTrace("Infinity in a counter", "perfetto-nan", between(counter('{"loss":-Infinity}')), 2, "hangs"),
-    BadTrace("1e400 in a counter", "perfetto-nan", between(counter('{"loss":1e400}')), 2, "hangs"),
-    BadTrace(
-        "NaN in metadata",
-        "perfetto-nan",
-        between(raw('{"ph":"M","pid":1,"tid":1,"name":"process_name","args":{"name":NaN}}')),
-        2,
-        "hangs",
-    ),
-    BadTrace(
-        "NaN in the args of a slice",
-        "perfetto-nan",
-        between(raw('{"ph":"X","pid":1,"tid":1,"ts":5,"dur":1,"name":"x","args":{"a":NaN,"b":1}}')),
-        2,
-        "drops",
-        slices=3,
-    ),
+    BadTrace("array cut in an event", "unfinished", between()[:-20], None, slices=1),
+    BadTrace("two objects", "perfetto-data-after-end", object_(FIRST) + object_(LAST), None, slices=1),
+    BadTrace("two arrays", "perfetto-data-after-end", array(FIRST) + array(LAST), None, slices=1),
+    bad_event("quotes in a name", "perfetto-invalid-json", raw_slice('"name":"say "hi" now"'), effect="refuses"),
+    bad_event("bare word", "perfetto-invalid-json", raw_slice('"name":ncclFloat'), effect="refuses"),
+    bad_event("NUL between events", "perfetto-invalid-json", b"\0\0\0" + slice_(5, 1), effect="refuses"),
+    bad_event("torn event in the middle", "perfetto-invalid-json", slice_(5, 1)[:30], effect="refuses"),
+    bad_event("NaN in a counter", "perfetto-nan", counter('{"loss":NaN}'), effect="hangs"),
+    bad_event("Infinity in a counter", "perfetto-nan", counter('{"loss":-Infinity}'), effect="hangs"),
+    bad_event("1e400 in a counter", "perfetto-nan", counter('{"loss":1e400}'), effect="hangs"),
+    bad_event("NaN in metadata", "perfetto-nan", metadata("process_name", name=nan), effect="hangs"),
+    bad_event("NaN in the args of a slice", "perfetto-nan", raw_slice('"name":"x","args":{"a":NaN,"b":1}'), slices=3),
     BadTrace("NaN in the header", "perfetto-nan", b'{"lr":NaN,"traceEvents":' + between() + b"}", None, "refuses"),
-    BadTrace("surrogates in a name", "perfetto-surrogate-escape", between(slice_(5, 1, 'q"\U0001f600')), 2, "refuses"),
-    BadTrace(
+    bad_event("surrogates in a name", "perfetto-surrogate-escape", slice_(5, 1, 'q"\U0001f600'), effect="refuses"),
+    bad_event(
         "surrogates in a process name",
         "perfetto-surrogate-escape",
-        between(event(ph="M", name="process_name", args={"name": 'q"\U0001f600'})),
-        2,
-        "hangs",
+        metadata("process_name", name='q"\U0001f600'),
+        effect="hangs",
     ),
-    BadTrace("half a surrogate", "perfetto-surrogate-escape", between(slice_(5, 1, 'q"\ud83d')), 2, "refuses"),
-    BadTrace("backslash at the end of a name", "perfetto-final-backslash", between(slice_(5, 1, "C:\\")), 2, "refuses"),
-    BadTrace(
-        "backslash at the end of an argument",
-        "perfetto-final-backslash",
-        between(slice_(5, 1, args={"path": "C:\\"})),
-        2,
-        "drops",
-        slices=1,
+    bad_event("half a surrogate", "perfetto-surrogate-escape", slice_(5, 1, 'q"\ud83d'), effect="refuses"),
+    bad_event("backslash at the end of a name", "perfetto-final-backslash", slice_(5, 1, "C:\\"), effect="refuses"),
+    bad_event(
+        "backslash at the end of an argument", "perfetto-final-backslash", slice_(5, 1, args={"path": "C:\\"}), slices=1
     ),
-    BadTrace(
-        "invalid UTF-8", "invalid-utf8", between(slice_(5, 1, "caf@").replace(b"@", b"\xe9")), 2, "none", slices=3
-    ),
-    BadTrace(
-        "tab in a name", "control-character", between(slice_(5, 1, "a@b").replace(b"@", b"\t")), 2, "none", slices=3
-    ),
-    BadTrace("no comma between events", "misplaced-comma", array(FIRST + b"\n" + LAST), 2, "none", slices=2),
+    bad_event("invalid UTF-8", "invalid-utf8", slice_(5, 1, "caf@").replace(b"@", b"\xe9"), effect="none", slices=3),
+    bad_event("tab in a name", "control-character", slice_(5, 1, "a@b").replace(b"@", b"\t"), effect="none", slices=3),
+    BadTrace("no comma between events", "misplaced-comma", array(FIRST + b"\n" + LAST), effect="none", slices=2),
     BadTrace("700 keys", "perfetto-header-keys", headed(700), None, "crashes"),
     # One event.
-    BadTrace("empty event", "perfetto-phase", between(b"{}"), 2, "drops", "json_tokenizer_failure", 2),
-    BadTrace("no ph", "perfetto-phase", between(slice_(5, 1, ph=...)), 2, "drops", "json_tokenizer_failure", 2),
-    BadTrace("unknown ph", "perfetto-phase", between(slice_(5, 1, ph="Q")), 2, "drops", None, 2),
-    BadTrace("no ts", "perfetto-time", between(slice_(..., 1)), 2, "drops", "json_tokenizer_failure", 2),
-    BadTrace("ts is null", "perfetto-time", between(slice_(None, 1)), 2, "drops", "json_tokenizer_failure", 1),
-    BadTrace("ts is a word", "perfetto-time", between(slice_("abc", 1)), 2, "drops", "json_tokenizer_failure", 1),
-    BadTrace(
-        "ts begins with a space", "perfetto-time", between(slice_(" 5", 1)), 2, "drops", "json_tokenizer_failure", 1
+    bad_event("empty event", "perfetto-phase", b"{}", stat=TOKENIZER, slices=2),
+    bad_event("no ph", "perfetto-phase", slice_(5, 1, ph=...), stat=TOKENIZER, slices=2),
+    bad_event("unknown ph", "perfetto-phase", slice_(5, 1, ph="Q"), slices=2),
+    bad_event("no ts", "perfetto-time", slice_(..., 1), stat=TOKENIZER, slices=2),
+    bad_event("ts is null", "perfetto-time", slice_(None, 1), stat=TOKENIZER, slices=1),
+    bad_event("ts is a word", "perfetto-time", slice_("abc", 1), stat=TOKENIZER, slices=1),
+    bad_event("ts begins with a space", "perfetto-time", slice_(" 5", 1), stat=TOKENIZER, slices=1),
+    bad_event("ts of metadata is null", "perfetto-time", event(ph="M", ts=None, name="n", args={}), slices=1),
+    bad_event("no dur", "perfetto-duration", slice_(5, ...), stat=PARSER, slices=2),
+    bad_event("dur is null", "perfetto-duration", slice_(5, None), stat=TOKENIZER, slices=1),
+    bad_event("dur is a word", "perfetto-duration", slice_(5, "abc"), stat=TOKENIZER, slices=1),
+    bad_event(
+        "ts before 0", "perfetto-negative-time", slice_(-5, 1), stat="trace_sorter_negative_timestamp_dropped", slices=2
     ),
-    BadTrace(
-        "ts of metadata is null",
-        "perfetto-time",
-        between(event(ph="M", ts=None, name="n", args={})),
-        2,
-        "drops",
-        slices=1,
+    bad_event("dur below 0", "perfetto-negative-duration", slice_(50, -5), effect="misleads", slices=3),
+    bad_event(
+        "epoch with decimals", "perfetto-inexact-time", slice_(1694128201545123.001, 1), effect="misleads", slices=3
     ),
-    BadTrace("no dur", "perfetto-duration", between(slice_(5, ...)), 2, "drops", "json_parser_failure", 2),
-    BadTrace("dur is null", "perfetto-duration", between(slice_(5, None)), 2, "drops", "json_tokenizer_failure", 1),
-    BadTrace("dur is a word", "perfetto-duration", between(slice_(5, "abc")), 2, "drops", "json_tokenizer_failure", 1),
-    BadTrace(
-        "ts before 0",
-        "perfetto-negative-time",
-        between(slice_(-5, 1)),
-        2,
-        "drops",
-        "trace_sorter_negative_timestamp_dropped",
-        2,
-    ),
-    BadTrace("dur below 0", "perfetto-negative-duration", between(slice_(50, -5)), 2, "misleads", slices=3),
-    BadTrace(
-        "epoch with decimals",
-        "perfetto-inexact-time",
-        between(slice_(1694128201545123.001, 1)),
-        2,
-        "misleads",
-        slices=3,
-    ),
-    BadTrace("pid below 0", "perfetto-process-id", between(slice_(5, 1, pid=-1)), 2, "misleads", slices=3),
-    BadTrace("tid beyond 32 bits", "perfetto-process-id", between(slice_(5, 1, tid=2**32)), 2, "misleads", slices=3),
-    BadTrace("pid is a fraction", "perfetto-process-id", between(slice_(5, 1, pid=1.5)), 2, "misleads", slices=3),
-    BadTrace("pid is a list", "perfetto-process-id", between(slice_(5, 1, pid=[1])), 2, "misleads", slices=3),
-    BadTrace(
-        "counter is true", "perfetto-counter-value", between(counter('{"a":true}')), 2, "drops", "json_parser_failure"
-    ),
-    BadTrace(
-        "counter is null", "perfetto-counter-value", between(counter('{"a":null}')), 2, "drops", "json_parser_failure"
-    ),
-    BadTrace(
-        "counter is a list", "perfetto-counter-value", between(counter('{"a":[1]}')), 2, "drops", "json_parser_failure"
-    ),
-    BadTrace(
-        "counter is a word", "perfetto-counter-value", between(counter('{"a":"x"}')), 2, "drops", "json_parser_failure"
-    ),
-    BadTrace(
-        "counter without object", "perfetto-counter-value", between(counter("5")), 2, "drops", "json_parser_failure"
-    ),
-    BadTrace("flow without id", "perfetto-flow-id", between(flow("s", 5, id=...)), 2, "drops", "flow_invalid_id"),
-    BadTrace("flow id is a fraction", "perfetto-flow-id", between(flow("s", 5, id=1.5)), 2, "drops", "flow_invalid_id"),
-    BadTrace(
-        "flow id beyond 64 bits", "perfetto-flow-id", between(flow("s", 5, id=2**63)), 2, "drops", "flow_invalid_id"
-    ),
-    BadTrace("flow id is a word", "perfetto-flow-id", between(flow("s", 5, id="zz")), 2, "drops", "flow_invalid_id"),
-    BadTrace(
-        "async without id", "perfetto-async-id", between(flow("b", 5, id=...)), 2, "drops", "json_parser_failure", 2
-    ),
-    BadTrace(
-        "async without pid", "perfetto-async-id", between(flow("b", 5, pid=...)), 2, "drops", "json_parser_failure", 2
-    ),
-    BadTrace(
-        "async id is a fraction",
-        "perfetto-async-id",
-        between(flow("b", 5, id=1.5)),
-        2,
-        "drops",
-        "json_parser_failure",
-        2,
-    ),
-    BadTrace(
-        "name of a process is a number",
-        "perfetto-metadata-name",
-        between(event(ph="M", name="process_name", args={"name": 5})),
-        2,
-        "drops",
-        "json_parser_failure",
-    ),
-    BadTrace(
-        "sort index is a word",
-        "perfetto-sort-index",
-        between(event(ph="M", name="process_sort_index", args={"sort_index": "1"})),
-        2,
-        "none",  # v52 does not look at it
+    bad_event("pid below 0", "perfetto-process-id", slice_(5, 1, pid=-1), effect="misleads", slices=3),
+    bad_event("tid beyond 32 bits", "perfetto-process-id", slice_(5, 1, tid=2**32), effect="misleads", slices=3),
+    bad_event("pid is a fraction", "perfetto-process-id", slice_(5, 1, pid=1.5), effect="misleads", slices=3),
+    bad_event("pid is a list", "perfetto-process-id", slice_(5, 1, pid=[1]), effect="misleads", slices=3),
+    bad_event("counter is true", "perfetto-counter-value", counter('{"a":true}'), stat=PARSER),
+    bad_event("counter is null", "perfetto-counter-value", counter('{"a":null}'), stat=PARSER),
+    bad_event("counter is a list", "perfetto-counter-value", counter('{"a":[1]}'), stat=PARSER),
+    bad_event("counter is a word", "perfetto-counter-value", counter('{"a":"x"}'), stat=PARSER),
+    bad_event("counter without object", "perfetto-counter-value", counter("5"), stat=PARSER),
+    bad_event("flow without id", "perfetto-flow-id", flow("s", 5, id=...), stat="flow_invalid_id"),
+    bad_event("flow id is a fraction", "perfetto-flow-id", flow("s", 5, id=1.5), stat="flow_invalid_id"),
+    bad_event("flow id beyond 64 bits", "perfetto-flow-id", flow("s", 5, id=2**63), stat="flow_invalid_id"),
+    bad_event("flow id is a word", "perfetto-flow-id", flow("s", 5, id="zz"), stat="flow_invalid_id"),
+    bad_event("async without id", "perfetto-async-id", flow("b", 5, id=...), stat=PARSER, slices=2),
+    bad_event("async without pid", "perfetto-async-id", flow("b", 5, pid=...), stat=PARSER, slices=2),
+    bad_event("async id is a fraction", "perfetto-async-id", flow("b", 5, id=1.5), stat=PARSER, slices=2),
+    bad_event("name of a process is a number", "perfetto-metadata-name", metadata("process_name", name=5), stat=PARSER),
+    bad_event(
+        "sort index is a word", "perfetto-sort-index", metadata("process_sort_index", sort_index="1"), effect="none"
     ),
     BadTrace(
         "events in two arrays",
@@ -289,86 +212,69 @@ BAD_TRACES = [
         "none",
         slices=2,
     ),
-    BadTrace("args 100 deep", "perfetto-args-nesting", between(nested(100)), 2, "none", slices=3),
+    bad_event("args 100 deep", "perfetto-args-nesting", nested(100), effect="none", slices=3),
     # Several events.
-    BadTrace(
+    bad_event(
         "slice sticks out",
         "perfetto-overlap",
-        between(slice_(10, 10), slice_(15, 5.001)),
-        3,
-        "drops",
-        "slice_drop_overlapping_complete_event",
-        3,
+        together(slice_(10, 10), slice_(15, 5.001)),
+        at=3,
+        stat="slice_drop_overlapping_complete_event",
+        slices=3,
     ),
-    BadTrace(
+    bad_event(
         "slice sticks out of a B",
         "perfetto-overlap-open",
-        between(begin(10), slice_(15, 10), end(20)),
-        3,
-        "misleads",
+        together(begin(10), slice_(15, 10), end(20)),
+        at=3,
+        effect="misleads",
         slices=4,
     ),
-    BadTrace(
+    bad_event(
         "B sticks out of a slice",
         "perfetto-overlap-open",
-        between(slice_(10, 10), begin(15), end(25)),
-        3,
-        "misleads",
-        "misplaced_end_event",
-        4,
+        together(slice_(10, 10), begin(15), end(25)),
+        at=3,
+        **MISPLACED,
     ),
-    BadTrace(
+    bad_event(
         "slice in a B that begins with it",
         "perfetto-overlap-open",
-        between(begin(10), slice_(10, 10), end(25)),
-        2,
-        "misleads",
-        "misplaced_end_event",
-        4,
+        together(begin(10), slice_(10, 10), end(25)),
+        **MISPLACED,
     ),
-    BadTrace("E alone", "perfetto-end-without-begin", between(end(10)), 2, "drops", slices=2),
-    BadTrace(
+    bad_event("E alone", "perfetto-end-without-begin", end(10), slices=2),
+    bad_event(
         "E of the outer slice first",
         "perfetto-misplaced-end",
-        between(begin(10, "a"), begin(11, "b"), end(12, "a"), end(13, "b")),
-        4,
-        "misleads",
-        "misplaced_end_event",
-        4,
+        together(begin(10, "a"), begin(11, "b"), end(12, "a"), end(13, "b")),
+        at=4,
+        **MISPLACED,
     ),
-    BadTrace("B alone", "unclosed-begin", between(begin(10)), 2, "misleads", slices=3),
-    BadTrace(
+    bad_event("B alone", "unclosed-begin", begin(10), effect="misleads", slices=3),
+    bad_event(
         "600 deep",
         "perfetto-depth",
-        between(*[slice_(10 + n, 5000 - 2 * n) for n in range(600)]),
-        514,
-        "misleads",
+        together(*[slice_(10 + n, 5000 - 2 * n) for n in range(600)]),
+        at=514,
+        effect="misleads",
         slices=602,
     ),
     BadTrace(
         "one flow in two processes",
         "perfetto-flow-duplicate",
-        array(
-            slice_(1, 50),
-            slice_(1, 50, pid=2),
-            flow("s", 5),
-            flow("s", 6, pid=2),
-            slice_(60, 5),
-            flow("f", 61, bp="e"),
-        ),
+        array(slice_(1, 99), slice_(1, 9, pid=2), flow("s", 5), flow("s", 6, pid=2), flow("f", 61, bp="e")),
         4,
-        "misleads",
-        "flow_duplicate_id",
         flows=1,
+        **TWICE,
     ),
-    BadTrace(
+    bad_event(
         "flow id used again",
         "perfetto-flow-duplicate",
-        between(slice_(4, 8), flow("s", 5), flow("f", 6, bp="e"), flow("s", 7), flow("f", 8, bp="e")),
-        5,
-        "misleads",
-        "flow_duplicate_id",
+        together(slice_(4, 8), flow("s", 5), flow("f", 6, bp="e"), flow("s", 7), flow("f", 8, bp="e")),
+        at=5,
         flows=2,
+        **TWICE,
     ),
 ]
 """Everything but the rules that only traces by tracekit can break."""
@@ -393,10 +299,10 @@ METADATA = {
 """Good rank metadata."""
 
 
-def rank_trace(*events: bytes, **metadata: Any) -> bytes:
+def rank_trace(*events: bytes, **own: Any) -> bytes:
     """Return a rank trace as tracekit writes it, with changes to its metadata."""
-    args = {key: value for key, value in {**METADATA, **metadata}.items() if value is not ...}
-    return array(event(ph="M", name="tracekit_metadata", args=args), *events)
+    args = {key: value for key, value in {**METADATA, **own}.items() if value is not ...}
+    return array(metadata("tracekit_metadata", **args), *events)
 
 
 def merged_trace(*events: bytes, **own: Any) -> bytes:
@@ -422,13 +328,11 @@ BAD_OWN_TRACES = [
     BadOwnTrace(
         "no metadata",
         "metadata-missing",
-        array(event(ph="M", name="tracekit_summary", args={"slices": 0, "instants": 0, "counters": 0, "dropped": {}})),
+        array(metadata("tracekit_summary", slices=0, instants=0, counters=0, dropped={})),
         None,
     ),
     BadOwnTrace(
-        "two processes in one file",
-        "metadata-duplicate",
-        rank_trace(event(ph="M", name="tracekit_metadata", args=METADATA)),
+        "two processes in one file", "metadata-duplicate", rank_trace(metadata("tracekit_metadata", **METADATA))
     ),
     BadOwnTrace("rank below 0", "schema", rank_trace(LAST, rank=-1), 1),
     BadOwnTrace("no run", "schema", rank_trace(LAST, run_id=...), 1),
@@ -447,33 +351,19 @@ BAD_OWN_TRACES = [
     BadOwnTrace(
         "metadata that no tracekit wrote in a merge",
         "input-metadata",
-        merged_trace(FIRST, event(ph="M", name="tracekit_loss", args={"lost_events": "x"})),
+        merged_trace(FIRST, metadata("tracekit_loss", lost_events="x")),
     ),
     BadOwnTrace("phase of old", "schema", rank_trace(event(ph="I", ts=5, name="x"))),
     BadOwnTrace("ts as text", "schema", rank_trace(slice_("5", 1))),
     BadOwnTrace(
-        "anchor without error",
-        "schema",
-        rank_trace(event(ph="M", name="tracekit_clock_anchor", args={"wall_ns": 1, "monotonic_ns": 2})),
+        "anchor without error", "schema", rank_trace(metadata("tracekit_clock_anchor", wall_ns=1, monotonic_ns=2))
     ),
-    BadOwnTrace(
-        "step as text",
-        "schema",
-        rank_trace(event(ph="M", name="tracekit_clock_step", args={"step_ns": "1", "monotonic_ns": 2})),
-    ),
-    BadOwnTrace(
-        "companion without file", "schema", rank_trace(event(ph="M", name="tracekit_companion", args={"file": ""}))
-    ),
+    BadOwnTrace("step as text", "schema", rank_trace(metadata("tracekit_clock_step", step_ns="1", monotonic_ns=2))),
+    BadOwnTrace("companion without file", "schema", rank_trace(metadata("tracekit_companion", file=""))),
     BadOwnTrace(
         "lost events below 0",
         "schema",
-        rank_trace(
-            event(
-                ph="M",
-                name="tracekit_summary",
-                args={"slices": 1, "instants": 0, "counters": 0, "dropped": {"full": -1}},
-            )
-        ),
+        rank_trace(metadata("tracekit_summary", slices=1, instants=0, counters=0, dropped={"full": -1})),
     ),
 ]
 """For the rules, and the parts of the schema, that only hold for tracekit's own files."""
@@ -495,8 +385,6 @@ GOOD_TRACES = {
     "a slice that begins with its B and ends with it": between(begin(10), slice_(10, 10), end(20)),
     "begin and end": between(begin(10), begin(11, "c"), end(12, ...), end(13), begin(13), end(14)),
     "escaped backslash before ud83d": between(slice_(5, 1, "caf\u00e9 \\ud83d")),
-    "metadata": between(
-        event(ph="M", name="process_name", args={"name": "python"}), event(ph="M", name="whatever", args={})
-    ),
+    "metadata": between(metadata("process_name", name="python"), metadata("whatever")),
 }
 """By others than tracekit, odd, and shown right."""

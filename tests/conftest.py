@@ -1,4 +1,4 @@
-"""What tests get: a clean environment, real traces, Perfetto's engine and UI, and a check that nothing is left."""
+"""Fixtures for all tests: a clean environment, real traces, Perfetto's engine and UI, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import hypothesis
 import pytest
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def is_set(variable: str) -> bool:
-    """Whether a variable of the environment says yes."""
+    """Return True if a variable of the environment is set and not 0."""
     return os.environ.get(variable, "0") not in {"", "0"}
 
 
@@ -37,18 +37,11 @@ REQUIRED = {
 }
 """By marker: whether a test that has it fails where it would be skipped elsewhere."""
 
-# What launchers tell a process about its place in a run; tests that want these set them themselves.
+# Launchers set these variables. Tests that need them set them themselves.
 LAUNCHER_VARIABLES = {
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NODE_RANK",
-    "RANK",
+    "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK",
     "WORLD_SIZE",
-}
+}  # fmt: skip
 LAUNCHER_PREFIXES = ("MPI_", "OMPI_", "PMI", "ROLE_", "SLURM_", "TORCHELASTIC_", "TRACEKIT_")
 
 MAX_END_S = 60.0
@@ -60,12 +53,11 @@ NUMBERS = itertools.count()
 # Hypothesis draws this many examples for a property. "quick" is the default; scripts/test --all selects "all". In .ci/run the
 # examples are the same each time, so that only a change can make it fail; elsewhere they are new each time.
 for profile, examples in {"quick": QUICK, "all": ALL}.items():
-    derandomize = "TRACEKIT_REQUIRE_ENGINE" in os.environ
     hypothesis.settings.register_profile(
         profile,
         max_examples=examples,
         deadline=None,
-        derandomize=derandomize,
+        derandomize="TRACEKIT_REQUIRE_ENGINE" in os.environ,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],  # says how busy the machine is
     )
 hypothesis.settings.load_profile("quick")
@@ -115,7 +107,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     for name in list(os.environ):
-        # Which core is tested, processes that tests start must know as well.
+        # Child processes must test the same core.
         if name != "TRACEKIT_PURE_PYTHON" and (name in LAUNCHER_VARIABLES or name.startswith(LAUNCHER_PREFIXES)):
             monkeypatch.delenv(name)
     monkeypatch.setenv("TRACEKIT_QUIET", "1")  # no report at the end of each recording; test_end_report tests it
@@ -137,7 +129,7 @@ def nothing_left_running() -> Iterator[None]:
     lifecycle = sys.modules.get("tracekit.recording.lifecycle")
     profiler = None if lifecycle is None else lifecycle.running_profiler()
     if profiler is not None:
-        # Stopped here, so that the tests after this one do not fail as well.
+        # Stop it, or all later tests fail.
         profiler.stop()
     assert profiler is None, "the test left a profiler active; stop it, or use it in a with block"
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("tracekit")]
@@ -145,6 +137,35 @@ def nothing_left_running() -> Iterator[None]:
         thread.join(MAX_END_S)  # one that is about to end is not left running
     left = sorted(thread.name for thread in threads if thread.is_alive())
     assert left == [], f"the test left threads running: {left}"
+
+
+class Printed(NamedTuple):
+    """The output of a command."""
+
+    out: str
+    err: str
+
+
+class Cli(Protocol):
+    """Run a command, and check its exit code."""
+
+    def __call__(self, arguments: str | list[str], code: int | tuple[int, ...] = 0) -> Printed: ...
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in the folder of the test, and check its exit code: ``cli("merge -o m.json a.json", 3).out``."""
+    from tracekit.cli import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(arguments: str | list[str], code: int | tuple[int, ...] = 0) -> Printed:
+        found = main(arguments.split() if isinstance(arguments, str) else arguments)
+        printed = Printed(*capsys.readouterr())
+        assert found in (code if isinstance(code, tuple) else (code,)), printed
+        return printed
+
+    return run
 
 
 @pytest.fixture(scope="session")

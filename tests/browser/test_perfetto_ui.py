@@ -47,4 +47,4 @@ def test_the_ui_shows_an_error_dialog_for_a_cut_object(browser: Browser, tmp_pat
     screen = browser.screenshot(trace, tmp_path / "screen.png")
 
     assert "JSON trace file is incomplete" in (screen.error or "")
-    assert screen.tracks == []
+    assert screen.names == []

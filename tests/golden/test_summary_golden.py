@@ -1,4 +1,4 @@
-"""Every figure of a summary, told by SQL in Perfetto's own engine as well: on real traces and on tracekit's own."""
+"""Every figure of a summary equals the result of SQL in Perfetto's engine, for real traces and for recordings."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from placed group by 1
 """
 SPANS = "select rank, max(te) - min(ts) from s group by 1"
 IS_COMMUNICATION = "(lower(name) like '%nccl%' or lower(name) like '%rccl%')"
-# How many of each are going on, from one change to the next.
+# The number of running operations of each kind between two changes.
 DEVICES = f"""
 with work as (select rank, pid, ts, te, cat not like '%mem%' and {IS_COMMUNICATION} as talks, cat like '%mem%' as copies
   from s where cat in ('kernel', 'gpu_memcpy', 'gpu_memset')),
@@ -116,6 +116,13 @@ from down join on_thread top on top.id = down.stage left join taken on taken.sta
 join steps on steps.rank = top.rank and top.ts >= steps.ts and top.ts < steps.te
 group by 1, 2, 3
 """
+LOADING = """
+select rank, sum(dur) from s where nests and ({threads})
+  and (lower(name) glob '*data[ _-]load*' or lower(name) glob '*dataload*')
+  and not exists (select 1 from s up where up.id = s.parent_id and
+    (lower(up.name) glob '*data[ _-]load*' or lower(up.name) glob '*dataload*'))
+group by 1
+"""
 DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"}
 DROPPED = {"slice_drop_overlapping_complete_event", "misplaced_end_event", "slice_negative_duration"}
 
@@ -125,47 +132,22 @@ def compare(path: Path, trace: LoadedTrace) -> TraceSummary:
     summary = summarize_traces([str(path)])
     # To the engine an instant is a slice of no duration.
     document = json.loads(path.read_text())
-    events = document["traceEvents"]
-    instants = ", ".join(sorted({f"'{event['name']}'" for event in events if event["ph"] in "iIn"})) or "''"
+    instants = {event["name"] for event in document["traceEvents"] if event["ph"] in "iIn"}
     assert DROPPED.isdisjoint(name for name, *_ in trace.errors())
-    for statement in PREPARE.format(instants=instants).split(";"):
+    for statement in PREPARE.format(instants=", ".join(f"'{name}'" for name in instants) or "''").split(";"):
         trace.rows(statement)
-    steps = {rank: figures for rank, *figures in trace.rows(STEPS)}
-    keys = ("count", "total_ns", "longest_ns", "p50_ns", "p95_ns", "p99_ns")
-    own = {rank["rank"]: [rank["steps"][key] for key in keys] for rank in summary.as_dict()["ranks"]}
-    assert {rank: figures for rank, figures in own.items() if figures[0]} == steps
-    one_by_one = {
-        rank.rank: list(zip(rank.step_by_step.numbers, rank.step_by_step.durations_ns, strict=True))
-        for rank in summary.ranks
-    }
-    expected_steps: dict[int, list[tuple[int, int]]] = {rank.rank: [] for rank in summary.ranks}
-    for rank, number, dur in trace.rows("select rank, number, dur from steps order by ts"):
-        expected_steps[rank].append((number, dur))
-    assert one_by_one == expected_steps
-    assert {rank.rank: rank.span_ns for rank in summary.ranks} == dict(trace.rows(SPANS))
-    slowest = max(steps, key=lambda rank: steps[rank][1] / steps[rank][0]) if len(steps) > 1 else None
-    assert (None if summary.slowest_rank is None else summary.slowest_rank.rank) == slowest
+    steps = compare_steps(summary, trace)
     expected = {
         (rank, name, cat): [*figures, None if cat in DEVICE_CATEGORIES else in_steps]
         for rank, name, cat, *figures, in_steps in trace.rows(MARKERS)
     }
-    found = {
-        (one.rank, one.name, one.category): [
-            one.count,
-            one.total_ns,
-            one.self_ns,
-            one.p50_ns,
-            one.p95_ns,
-            one.p99_ns,
-            None
-            if one.category in DEVICE_CATEGORIES  # it belongs to the step of its launch
-            else 0
-            if one.share_of_steps is None
-            else round(one.share_of_steps * steps[one.rank][1]),
-        ]
-        for one in summary.markers
-    }
-    assert {key[:2] for key in found} == {(rank, shown(name)) for rank, name, _ in expected}
+    found = {}
+    for one in summary.markers:
+        in_steps = round((one.share_of_steps or 0) * steps[one.rank][1]) if one.share_of_steps else 0
+        figures = [one.count, one.total_ns, one.self_ns, one.p50_ns, one.p95_ns, one.p99_ns]
+        # Work of a device belongs to the step of its launch.
+        figures.append(None if one.category in DEVICE_CATEGORIES else in_steps)
+        found[one.rank, one.name, one.category] = figures
     assert found == {(rank, shown(name), cat): figures for (rank, name, cat), figures in expected.items()}
     devices = [
         (
@@ -181,13 +163,28 @@ def compare(path: Path, trace: LoadedTrace) -> TraceSummary:
     return summary
 
 
+def compare_steps(summary: TraceSummary, trace: LoadedTrace) -> dict[int, list[int]]:
+    steps = {rank: figures for rank, *figures in trace.rows(STEPS)}
+    keys = ("count", "total_ns", "longest_ns", "p50_ns", "p95_ns", "p99_ns")
+    own = {rank["rank"]: [rank["steps"][key] for key in keys] for rank in summary.as_dict()["ranks"]}
+    assert {rank: figures for rank, figures in own.items() if figures[0]} == steps
+    one_by_one = [
+        (rank.rank, number, length)
+        for rank in summary.ranks
+        for number, length in zip(rank.step_by_step.numbers, rank.step_by_step.durations_ns, strict=True)
+    ]
+    assert one_by_one == trace.rows("select rank, number, dur from steps order by rank, ts")
+    assert {rank.rank: rank.span_ns for rank in summary.ranks} == dict(trace.rows(SPANS))
+    slowest = max(steps, key=lambda rank: steps[rank][1] / steps[rank][0]) if len(steps) > 1 else None
+    assert (None if summary.slowest_rank is None else summary.slowest_rank.rank) == slowest
+    return steps
+
+
 def compare_training_threads(summary: TraceSummary, trace: LoadedTrace, base_ns: int) -> None:
     threads = {rank.rank: rank.training_thread for rank in summary.ranks if rank.training_thread}
-    where = " or ".join(
-        f"(rank = {rank} and (trim(thread) = '{name}' or 'thread ' || tid = '{name}'))"
-        for rank, name in threads.items()
-    )
-    gaps = trace.rows(GAPS.format(threads=where or "false"))
+    of_rank = [f"(rank = {rank} and '{name}' in (trim(thread), 'thread ' || tid))" for rank, name in threads.items()]
+    where = " or ".join(of_rank) or "false"
+    gaps = trace.rows(GAPS.format(threads=where))
     assert [gap.length_ns for gap in summary.gaps] == [length for _, _, length in gaps]
     assert Counter((gap.rank, gap.length_ns) for gap in summary.gaps if gap.length_ns > gaps[-1][2]) == Counter(
         (rank, length) for rank, _, length in gaps if length > gaps[-1][2]
@@ -205,11 +202,7 @@ def compare_training_threads(summary: TraceSummary, trace: LoadedTrace, base_ns:
         for number, length in zip(rank.step_by_step.numbers, lengths, strict=True)
         if length
     }
-    expected = {
-        (rank, name, number): length
-        for rank, name, number, length in trace.rows(STAGES.format(threads=where or "false"))
-        if length
-    }
+    expected = {tuple(stage): length for *stage, length in trace.rows(STAGES.format(threads=where)) if length}
     if all(len(rank.stages) < 64 for rank in summary.ranks):
         assert stages == expected
     totals: Counter[tuple[int, str]] = Counter()
@@ -217,13 +210,7 @@ def compare_training_threads(summary: TraceSummary, trace: LoadedTrace, base_ns:
         totals[rank, name] += length
     assert totals == {(rank.rank, stage.name): stage.total_ns for rank in summary.ranks for stage in rank.stages}
     loading = {rank.rank: rank.loading.total_ns for rank in summary.ranks if rank.loading}
-    waits = trace.rows(
-        f"""select rank, sum(dur) from s where nests and ({where or "false"})
-        and (lower(name) glob '*data[ _-]load*' or lower(name) glob '*dataload*')
-        and not exists (select 1 from s up where up.id = s.parent_id and
-          (lower(up.name) glob '*data[ _-]load*' or lower(up.name) glob '*dataload*')) group by 1"""
-    )
-    assert loading == dict(waits)
+    assert loading == dict(trace.rows(LOADING.format(threads=where)))
 
 
 def shown(name: str) -> str:
@@ -237,29 +224,23 @@ def shown(name: str) -> str:
         "torch_2.13_gloo/plain*",
         "torch_2.13_gloo/shapes*",
         "torch_2.13_gloo/full*",
-        *(
-            f"single_gpu/{name}.json.gz"
-            for name in (
-                "cuda_event_sync",
-                "cuda_triton_example",
-                "h100_bert_small",
-                "rocm_mi250_minitoy",
-                "rocm_mi350x",
-                "torch_compile_triton",
-            )
-        ),
+        "single_gpu/cuda_event_sync.json.gz",
+        "single_gpu/cuda_triton_example.json.gz",
+        "single_gpu/h100_bert_small.json.gz",
+        "single_gpu/rocm_mi250_minitoy.json.gz",
+        "single_gpu/rocm_mi350x.json.gz",
+        "single_gpu/torch_compile_triton.json.gz",
     ],
 )
 def test_real_traces(traces: RealTraces, engine: Engine, tmp_path: Path, pattern: str) -> None:
-    merged = tmp_path / "merged.json"
+    merged, native = tmp_path / "merged.json", tmp_path / "merged.pftrace"
     merge_traces(str(merged), [str(traces / pattern)])
     with engine.load(merged) as trace:
         summary = compare(merged, trace)
-        # The same of the traces as they are, and of Perfetto's own format.
-        native = tmp_path / "merged.pftrace"
-        merge_traces(str(native), [str(traces / pattern)])
-        assert figures(summarize_traces([str(native)])) == figures(summary)
-        assert in_parts(summarize_traces([str(traces / pattern)])) == in_parts(summary)
+    # The same of the traces as they are, and of Perfetto's own format.
+    merge_traces(str(native), [str(traces / pattern)])
+    assert figures(summarize_traces([str(native)])) == figures(summary)
+    assert in_parts(summarize_traces([str(traces / pattern)])) == in_parts(summary)
 
 
 def figures(summary: TraceSummary) -> Any:
@@ -270,7 +251,7 @@ def figures(summary: TraceSummary) -> Any:
 
 
 def in_parts(summary: TraceSummary) -> Any:
-    """Return what a merge changes nothing of: it moves slices that reach into each other to a track of their own."""
+    """Return the figures that a merge keeps: it moves overlapping slices to separate tracks."""
     document = summary.as_dict()
     markers = [{**marker, "self_ns": None} for marker in document["markers"] if marker["category"] != "Trace"]
     return markers, [(rank["rank"], rank["steps"]) for rank in document["ranks"]]
@@ -284,13 +265,8 @@ def test_traces_of_tracekit(engine: Engine, tmp_path: Path) -> None:
     with engine.load(merged) as trace:
         summary = compare(merged, trace)
     assert [rank.training_thread for rank in summary.ranks] == ["MainThread", "MainThread"]
-    assert [stage.name for stage in summary.ranks[0].stages] == [
-        "dataloader",
-        "forward",
-        "backward",
-        "backward > all_reduce",
-        "optimizer",
-    ]
+    stages = ["dataloader", "forward", "backward", "backward > all_reduce", "optimizer"]
+    assert [stage.name for stage in summary.ranks[0].stages] == stages
     alone = summarize_traces([str(tmp_path / "rank*.json")])
     assert in_parts(alone) == in_parts(summary)
     assert [rank.stages for rank in alone.ranks] == [rank.stages for rank in summary.ranks]

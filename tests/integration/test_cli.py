@@ -12,22 +12,23 @@ import re
 import shlex
 import shutil
 import subprocess
-import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
 
 from tests.merged_tables import inputs
 from tracekit import JSONTraceHandler, Profiler, merge_traces
-from tracekit.check.doctor import Section
 from tracekit.check.validation import validate_file
-from tracekit.cli import VERBS, doctor, main
+from tracekit.cli import VERBS
 from tracekit.cli.progress import ProgressBar
 from tracekit.errors import StorageError
 from tracekit.storage import refuse_existing
 from tracekit.view.open.prepare import prepare
+
+if TYPE_CHECKING:
+    from tests.conftest import Cli
 
 ODD = os.fsdecode(b"tr\xff\xe9ce-rank0.json")
 ODD_SHOWN = r"tr\xff\xe9ce-rank0.json"
@@ -45,14 +46,14 @@ def slice_(name: str, ts: float = 5, dur: float = 2) -> dict[str, Any]:
 
 
 @pytest.fixture
-def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a trace, in the current folder, that is not UTF-8."""
-    monkeypatch.chdir(tmp_path)
+def odd(tmp_path: Path) -> Path:
+    """A trace with a name that is not UTF-8."""
+    path = tmp_path / ODD
     try:
-        (tmp_path / ODD).write_bytes(rank_trace(slice_("a"), slice_("b", 10)))
+        path.write_bytes(rank_trace(slice_("a"), slice_("b", 10)))
     except OSError:  # pragma: no cover - macOS
         pytest.skip("the file system takes UTF-8 names only")
-    return ODD
+    return path
 
 
 WITH_JSON = [
@@ -79,67 +80,53 @@ WITH_JSON = [
 @pytest.mark.parametrize("arguments", WITH_JSON, ids=" ".join)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_every_command_takes_a_file_name_that_is_not_utf_8(
-    arguments: list[str], as_json: bool, odd: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], as_json: bool, odd: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACEKIT_DEBUG", "1")  # an unexpected exception is raised
-    before = Path(odd).read_bytes()
-    assert main([*arguments, *(["--json"] if as_json else [])]) in (0, 3)
-    printed = capsys.readouterr()
+    before = odd.read_bytes()
+    printed = cli([*arguments, *(["--json"] if as_json else [])], (0, 3))
     if as_json:
         orjson.loads(printed.out)  # refuses surrogates that are alone
     (printed.out + printed.err).encode("utf-8")
-    assert Path(odd).read_bytes() == before
+    assert odd.read_bytes() == before
 
 
-def test_a_file_name_that_is_not_utf_8_is_shown_with_its_bytes_escaped(
-    odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("odd")
+def test_a_file_name_that_is_not_utf_8_is_shown_with_its_bytes_escaped(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / os.fsdecode(b"bad\xfe.json")).write_text("hello")
-    assert main(["merge", "-o", "merged.json", "."]) == 3
-    printed = capsys.readouterr().out
-    assert f"  rank 0: {ODD_SHOWN}, tracekit, " in printed
-    assert r"bad\xfe.json: " in printed
+    out = cli("merge -o merged.json .", 3).out
+    assert f"  rank 0: {ODD_SHOWN}, tracekit, " in out
+    assert r"bad\xfe.json: " in out
     assert [entry["file"] for entry in inputs(json.loads((tmp_path / "merged.json").read_bytes()))] == [ODD_SHOWN]
-    assert main(["merge", "-f", "--json", "-o", "merged.json", odd]) == 0
-    assert orjson.loads(capsys.readouterr().out)["inputs"][0]["path"] == ODD_SHOWN
-    assert main(["merge", "-f", "-q", "--rank", f"{odd}=3", "-o", "merged.json", odd]) == 0
-    assert main(["summary", os.fsdecode(b"none\xff.json")]) == 1
-    assert capsys.readouterr().err == "tracekit: none\\xff.json: no such file or folder\n"
+    report = orjson.loads(cli(["merge", "-f", "--json", "-o", "merged.json", ODD]).out)
+    assert report["inputs"][0]["path"] == ODD_SHOWN
+    cli(["merge", "-f", "-q", "--rank", f"{ODD}=3", "-o", "merged.json", ODD])
+    said = "tracekit: none\\xff.json: no such file or folder\n"
+    assert cli(["summary", os.fsdecode(b"none\xff.json")], 1).err == said
 
 
-def test_a_companion_whose_name_is_not_utf_8_gets_the_rank_of_its_rank_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_companion_whose_name_is_not_utf_8_gets_the_rank_of_its_rank_trace(tmp_path: Path, cli: Cli) -> None:
     companion = os.fsdecode(b"torch\xff.json")
     with Profiler(JSONTraceHandler("rank{rank}.json"), rank=3) as profiler:
         profiler.record_chrome_json_trace_file(companion)
     torch = {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "traceEvents": [{**slice_("mm"), "pid": os.getpid()}]}
     (tmp_path / companion).write_bytes(orjson.dumps(torch))
-    assert main(["merge", "--json", "-o", "merged.json", "rank3.json", companion]) == 0
-    reported = orjson.loads(capsys.readouterr().out)["inputs"]
+    reported = orjson.loads(cli(["merge", "--json", "-o", "merged.json", "rank3.json", companion]).out)["inputs"]
     assert [(item["rank"], item["path"]) for item in reported] == [(3, "rank3.json"), (3, r"torch\xff.json")]
 
 
-def test_a_report_never_replaces_a_trace_whose_name_is_not_utf_8(
-    odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (tmp_path / odd).read_bytes()
-    assert main(["report", "-f", odd, "-o", odd]) == 2
-    assert "is one of the traces" in capsys.readouterr().err
-    assert (tmp_path / odd).read_bytes() == before
-
-
-# ---- words ------------------------------------------------------------------------------------------------------------------
+def test_a_report_never_replaces_a_trace_whose_name_is_not_utf_8(odd: Path, cli: Cli) -> None:
+    before = odd.read_bytes()
+    assert "is one of the traces" in cli(["report", "-f", ODD, "-o", ODD], 2).err
+    assert odd.read_bytes() == before
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_names_things_as_they_are_spelt_and_has_an_example_that_is_accepted(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert main([verb, "--help"]) == 0
-    printed = capsys.readouterr().out
+    printed = cli([verb, "--help"]).out
     description = printed.partition("\n\n")[2].partition("\n\n")[0]
     example, *_ = re.findall(r"^[eE]xamples?:\n  tracekit (.*)$", printed, re.MULTILINE)
     assert description[0].isupper()
@@ -155,23 +142,20 @@ def test_help_names_things_as_they_are_spelt_and_has_an_example_that_is_accepted
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["merge", "-o", "there.json", "."],
-        ["convert", "rank0.json", "there.json"],
-        ["report", "rank0.json", "-o", "there.json"],
-        ["recover", "rank1.json", "-o", "there.json"],
-        ["recover", "rank1.json", "--in-place"],
+        "merge -o there.json .",
+        "convert rank0.json there.json",
+        "report rank0.json -o there.json",
+        "recover rank1.json -o there.json",
+        "recover rank1.json --in-place",
     ],
-    ids=" ".join,
 )
 def test_an_output_that_exists_is_refused_with_the_option_that_replaces_it(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: str, tmp_path: Path, cli: Cli
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for name in ("rank0.json", "there.json", "rank1.json.broken"):
         (tmp_path / name).write_bytes(rank_trace(slice_("a")))
     (tmp_path / "rank1.json").write_bytes(rank_trace(slice_("a"))[:-4])
-    assert main(arguments) == 1
-    error = capsys.readouterr().err
+    error = cli(arguments, 1).err
     assert "already exists" in error
     assert error.endswith(", or pass --force to replace it\n")
     assert "overwrite" not in error
@@ -184,153 +168,86 @@ def test_the_python_interface_names_its_own_argument_for_an_output_that_exists(t
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as from another process
 
 
-def test_trim_and_convert_report_what_they_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a"), slice_("b", 10), slice_("c", 20)))
-    assert main(["trim", "--name", "a", "rank0.json"]) == 0
-    assert capsys.readouterr().out.startswith("trimmed 1 file of 1 rank: kept 1 of 3 events, nothing lost\n")
-    assert main(["convert", "rank0.json", "run.pftrace"]) == 0
-    assert capsys.readouterr().out.startswith("converted 1 file of 1 rank: 4 events, nothing lost\n")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "suggestion"),
+    ("arguments", "end"),
     [
-        (["sumary", "x"], "did you mean summary?"),
-        (["summary", "--jsn", "x"], "did you mean --json?"),
-        (["diff", "--fail-abov=5%", "a", "b"], "did you mean --fail-above?"),
-        (["top", "--sort", "slow", "x"], "did you mean slowest?"),
+        ("sumary x", "; did you mean summary?\n"),
+        ("summary --jsn x", "; did you mean --json?\n"),
+        ("summary --zzzz x", "unrecognized arguments: --zzzz\n"),
+        ("diff --fail-abov=5% a b", "; did you mean --fail-above?\n"),
+        ("top --sort slow x", "; did you mean slowest?\n"),
+        ("summary", "required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"),
     ],
-    ids=" ".join,
 )
-def test_a_misspelt_word_gets_the_nearest_one_suggested(
-    arguments: list[str], suggestion: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_says_what_may_have_been_meant(arguments: str, end: str, cli: Cli) -> None:
+    assert cli(arguments, 2).err.endswith(end)
+
+
+def test_without_arguments_the_commands_are_listed(cli: Cli) -> None:
+    assert re.findall(r"^    (\w+) ", cli("", 2).err, re.MULTILINE) == list(VERBS)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> None:
+    """Runs in the folder ``traces`` of the current one: Monday's, Tuesday's, and one without traces."""
+    (tmp_path / "traces" / "empty").mkdir(parents=True)
+    for number, name in enumerate(("monday", "tuesday")):
+        path = tmp_path / "traces" / name / "rank0.json"
+        path.parent.mkdir()
+        path.write_bytes(rank_trace(slice_(name)))
+        os.utime(path, (10**9 + number, 10**9 + number))
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize(
+    ("option", "shown", "other"), [("--run=latest", "tuesday", "monday"), ("--run=monday", "monday", "tuesday")]
+)
+def test_a_run_is_named_instead_of_its_path(option: str, shown: str, other: str, cli: Cli) -> None:
+    query = ["query", option, "-q", "select name from events where name in ('monday', 'tuesday')"]
+    for command in (query, f"merge {option} -q -o -", f"top {option} --once --json"):
+        printed = cli(command, (0, 3)).out
+        assert shown in printed
+        assert other not in printed
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("verb", ["summary", "merge", "top"])
+def test_a_run_that_is_not_there_is_wrong_usage_that_names_the_newest(
+    verb: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.endswith(f"; {suggestion}\n")
-
-
-def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    listed = re.findall(r"^    (\w+) ", capsys.readouterr().err, re.MULTILINE)
-    assert listed == list(VERBS)
-
-
-def test_a_command_without_traces_names_the_ways_to_give_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "the following arguments are required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"
-    )
-
-
-def test_a_run_is_named_instead_of_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("older", "newer", "empty")):
-        (tmp_path / "traces" / name).mkdir(parents=True)
-        if name != "empty":
-            path = tmp_path / "traces" / name / "rank0.json"
-            path.write_bytes(rank_trace(slice_(name)))
-            os.utime(path, (10**9 + number, 10**9 + number))
-    names = "select name from events where name in ('older', 'newer')"
-    for options, shown in ((["--run", "latest"], "newer"), (["--run=older"], "older"), (["traces/older"], "older")):
-        assert main(["query", "-q", "--format", "csv", *options, names]) == 0
-        assert capsys.readouterr().out.split() == ["name", shown]
-    assert main(["merge", "-q", "--run", "latest", "-o", "merged.json"]) == 0
-    assert b'"newer"' in (tmp_path / "merged.json").read_bytes()
-    capsys.readouterr()
-    assert main(["summary", "--run", "other"]) == 2
-    assert capsys.readouterr().err == (
-        "tracekit: --run other: no such run in traces (the newest are newer, older); TRACEKIT_TRACES names another folder\n"
-    )
-    monkeypatch.setenv("TRACEKIT_TRACES", str(tmp_path / "none"))
-    assert main(["summary", "--run", "latest"]) == 2
-    assert "it holds no run" in capsys.readouterr().err
+    newest = "(the newest are tuesday, monday); TRACEKIT_TRACES names another folder"
+    assert cli(f"{verb} --run other", 2).err.endswith(f"--run other: no such run in traces {newest}\n")
+    assert "or a run: --run " in cli(verb, 2).err
+    monkeypatch.setenv("TRACEKIT_TRACES", "none")
+    assert "it holds no run" in cli(f"{verb} --run latest", 2).err
 
 
 ON_A_RUN = {
-    "anonymise": [],
-    "capture": ["--status"],
-    "convert": ["out.json"],
-    "diff": ["--rank-a", "0", "--rank-b", "1"],
-    "doctor": [],
-    "gpu": [],
-    "link": [],
-    "mcp": [],
-    "open": [],
-    "query": ["select 1"],
-    "recover": [],
-    "report": [],
-    "serve": [],
-    "split": ["--by-rank"],
-    "stragglers": [],
-    "summary": [],
-    "trim": ["--steps", "1:2"],
-    "upload": [],
-    "validate": [],
+    **dict.fromkeys(VERBS, ""),
+    "capture": "--status",
+    "convert": "out.json",
+    "diff": "--rank-a 0 --rank-b 1",
+    "query": "select",
+    "split": "--by-rank",
+    "trim": "--steps 1:2",
 }
 
 
-def test_the_verbs_that_take_no_run_are_those_that_make_or_need_none() -> None:
-    assert set(VERBS) - set(ON_A_RUN) - {"merge", "top"} == {"completion", "run"}
-
-
-@pytest.mark.parametrize("verb", ON_A_RUN)
-@pytest.mark.parametrize("name", ["latest", "newer"])
-def test_every_command_takes_the_name_of_a_run(
-    verb: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number, run in enumerate(("older", "newer")):
-        (tmp_path / "traces" / run).mkdir(parents=True)
-        path = tmp_path / "traces" / run / "rank0.json"
-        path.write_bytes(rank_trace(slice_(run)))
-        os.utime(path, (10**9 + number, 10**9 + number))
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("completion", "merge", "run", "top")])
+def test_every_command_takes_the_name_of_a_run(verb: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     module = importlib.import_module(f"tracekit.cli.{verb}")
     monkeypatch.setattr(module, "run", lambda args: given.update(vars(args)) or 0)
-    assert main([verb, "--run", name, *ON_A_RUN[verb]]) == 0
+    cli(f"{verb} --run latest {ON_A_RUN[verb]}")
     paths = [str(path) for value in given.values() for path in (value if isinstance(value, list) else [value])]
-    assert "traces/newer" in paths
-
-
-@pytest.mark.parametrize("name", ["latest", "one"])
-def test_merge_and_top_show_the_named_run_only(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for number, run in enumerate(("two", "one")):
-        (tmp_path / "traces" / run).mkdir(parents=True)
-        path = tmp_path / "traces" / run / "rank0.json"
-        path.write_bytes(rank_trace(slice_(run)))
-        os.utime(path, (10**9 + number, 10**9 + number))
-    assert main(["merge", "-q", "--run", name, "-o", "merged.json"]) == 0
-    assert b'"one"' in (tmp_path / "merged.json").read_bytes()
-    assert b'"two"' not in (tmp_path / "merged.json").read_bytes()
-    assert main(["top", "--once", "--json", "--run", name]) in (0, 3)
-    shown = capsys.readouterr().out
-    assert str(Path("traces") / "one") in shown
-    assert str(Path("traces") / "two") not in shown
-    for verb in ("merge", "top"):
-        assert main([verb]) == 2
-        assert "or a run: --run NAME" in capsys.readouterr().err
-        assert main([verb, "--run", "none"]) == 2
-        assert "--run none: no such run in traces" in capsys.readouterr().err
-
-
-def test_a_word_that_is_near_to_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary", "--zzzz", "x"]) == 2
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --zzzz\n")
+    assert "traces/tuesday" in paths
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_verbs_options_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes_verbs_options_and_files(tmp_path: Path, cli: Cli) -> None:
     pytest.importorskip("shtab", reason="shtab is not installed")
-    assert main(["completion", "bash"]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "script").write_text(cli("completion bash").out)
     (tmp_path / "merged.json.gz").touch()
     replies = []
     for words in ("summ", "stragglers --at", "top --sort slo", "open merg"):
@@ -341,135 +258,87 @@ def test_bash_completes_verbs_options_and_files(tmp_path: Path, capsys: pytest.C
     assert replies == ["summary", "--at-least", "slowest", "merged.json.gz"]
 
 
-@pytest.mark.parametrize(
-    ("problems", "last"), [([], "no problems found"), (["x"], "1 problem found"), (["x", "y"], "2 problems found")]
-)
-def test_doctor_counts_problems(
-    problems: list[str], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("examine_environment", "examine_rank", "examine_clocks", "examine_packages"):
-        monkeypatch.setattr(doctor, name, lambda: Section("empty"))
-    monkeypatch.setattr(
-        doctor, "examine_place", lambda place: Section(place, problems=problems if place == "." else [])
-    )
-    assert main(["doctor"]) == (3 if problems else 0)
-    assert capsys.readouterr().out.splitlines()[-1] == last
-
-
-# ---- progress ---------------------------------------------------------------------------------------------------------------
-
-
 def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("TRACEKIT_QUIET")
     now = 100.0
-    with ProgressBar(enabled=True, monotonic=lambda: now) as bar:
-        for tenth in range(251):
-            now = 100.0 + tenth / 10
-            bar.update(tenth / 250, f"reading {ODD}")
-    shown = ODD_SHOWN
-    assert capsys.readouterr() == ("", f"tracekit: 40% reading {shown}\ntracekit: 80% reading {shown}\n")
-    with ProgressBar(enabled=False, monotonic=lambda: now) as bar:
-        now += 100
-        bar.update(0.5, "reading")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("TRACEKIT_QUIET", "1")
-    with ProgressBar(enabled=True, monotonic=lambda: now) as bar:
-        now += 100
-        bar.update(0.5, "reading")
-    assert capsys.readouterr() == ("", "")
+
+    def lines(*, enabled: bool) -> str:
+        nonlocal now
+        with ProgressBar(enabled=enabled, monotonic=lambda: now) as bar:
+            begin = now
+            for tenth in range(251):
+                now = begin + tenth / 10
+                bar.update(tenth / 250, f"reading {ODD}")
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return printed.err
+
+    assert lines(enabled=True) == ""
+    monkeypatch.delenv("TRACEKIT_QUIET")
+    assert lines(enabled=True) == f"tracekit: 40% reading {ODD_SHOWN}\ntracekit: 80% reading {ODD_SHOWN}\n"
+    assert lines(enabled=False) == ""
 
 
-# ---- inputs -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_pipe_is_refused_with_advice_by_functions_that_read_a_file_twice(tmp_path: Path) -> None:
-    pipe = str(tmp_path / "pipe")
-    os.mkfifo(pipe)
-    refused = "pipe: pipes are not supported, .*; write the trace to a file first"
-    with pytest.raises(StorageError, match=refused):
-        merge_traces(str(tmp_path / "out.json"), [pipe])
-    with pytest.raises(StorageError, match=refused):
-        validate_file(pipe)
-    with pytest.raises(StorageError, match=refused):
-        prepare([pipe], tmp_path)
-
-
-def test_summary_reads_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda pipe: merge_traces(f"{pipe}.out.json", [pipe]),
+        validate_file,
+        lambda pipe: prepare([pipe], Path(pipe).parent),
+    ],
+    ids=["merge", "validate", "open"],
+)
+def test_a_pipe_is_refused_with_advice_by_functions_that_read_a_file_twice(tmp_path: Path, read: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
-    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[rank_trace(slice_("forward"))])
-    writer.start()
-    assert main(["summary", str(tmp_path / "pipe")]) == 0
-    writer.join()
-    assert "forward" in capsys.readouterr().out
+    with pytest.raises(StorageError, match=r"pipe: pipes are not supported, .*; write the trace to a file first"):
+        read(str(tmp_path / "pipe"))
 
 
-def test_a_damaged_gzip_file_names_recover_which_saves_its_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_damaged_gzip_file_names_recover_which_saves_its_events(tmp_path: Path, cli: Cli) -> None:
     packed = bytearray(gzip.compress(rank_trace(*(slice_(f"slice {at}", at) for at in range(1, 500)))))
     packed[-6] ^= 0xFF  # in the checksum
     (tmp_path / "rank0.json.gz").write_bytes(packed)
-    assert main(["merge", "rank0.json.gz"]) == 1
-    assert capsys.readouterr().err.endswith("; tracekit recover saves what can be read\n")
-    assert main(["validate", "rank0.json.gz"]) == 3
-    assert "; tracekit recover saves what can be read" in capsys.readouterr().out
-    assert main(["recover", "rank0.json.gz"]) == 0
-    assert "rank0.json.gz: 500 events recovered into rank0.recovered.json.gz" in capsys.readouterr().out
+    advice = "; tracekit recover saves what can be read"
+    assert cli("merge rank0.json.gz", 1).err.endswith(f"{advice}\n")
+    assert advice in cli("validate rank0.json.gz", 3).out
+    saved = "rank0.json.gz: 500 events recovered into rank0.recovered.json.gz"
+    assert saved in cli("recover rank0.json.gz").out
 
 
 @pytest.mark.parametrize("stray", [b"1", b"null", b'"a, {text}"', b"-1.5e3, true,", b"1, 2, 3"])
-def test_values_in_front_of_the_first_event_are_skipped_and_reported(
-    stray: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_values_in_front_of_the_first_event_are_skipped_and_reported(stray: bytes, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rank0.json").write_bytes(b"[" + stray + b", " + orjson.dumps(slice_("a")) + b"]")
-    assert main(["merge", "rank0.json", "-o", "merged.json"]) == 3
-    assert "LOST: 1 places that hold no event in rank0.json, first at byte 1\n" in capsys.readouterr().out
+    lost = "LOST: 1 places that hold no event in rank0.json, first at byte 1\n"
+    assert lost in cli("merge rank0.json -o merged.json", 3).out
     assert '"name":"a"' in (tmp_path / "merged.json").read_text()
-    assert main(["recover", "rank0.json"]) == 3
-    assert "rank0.json: 1 event recovered" in capsys.readouterr().out
-    assert main(["validate", "rank0.json"]) == 3
+    assert "rank0.json: 1 event recovered" in cli("recover rank0.json", 3).out
+    cli("validate rank0.json", 3)
 
 
 @pytest.mark.parametrize("other", [b'[1, {"lr": 0.1}]', b'["x", ["y", {"ph": "X"}]]', b"[1, 2]"])
-def test_an_array_of_other_things_is_still_no_trace(
-    other: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_array_of_other_things_is_still_no_trace(other: bytes, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
     (tmp_path / "other.json").write_bytes(other)
-    assert main(["merge", "."]) == 0
-    assert "left out: other.json: no trace" in capsys.readouterr().out
+    assert "left out: other.json: no trace" in cli("merge .").out
 
 
-# ---- clocks -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_single_file_without_a_clock_is_not_called_unaligned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.json").write_bytes(orjson.dumps([slice_("a")]))
-    (tmp_path / "b.json").write_bytes(orjson.dumps([slice_("b")]))
-    assert main(["merge", "a.json"]) == 0
-    assert "clock" not in capsys.readouterr().out
-    assert main(["merge", "-f", "--rank", "a.json=0", "--rank", "b.json=1", "a.json", "b.json"]) == 0
-    assert "clock of ranks 0-1: NOT ALIGNED: unknown\n" in capsys.readouterr().out
+def test_a_single_file_without_a_clock_is_not_called_unaligned(tmp_path: Path, cli: Cli) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_bytes(orjson.dumps([slice_(name)]))
+    assert "clock" not in cli("merge a.json").out
+    out = cli("merge -f --rank a.json=0 --rank b.json=1 a.json b.json").out
+    assert "clock of ranks 0-1: NOT ALIGNED: unknown\n" in out
 
 
 @pytest.mark.parametrize(("align", "code"), [("auto", 0), ("wall", 0), ("none", 0), ("sync", 3), ("collectives", 3)])
 def test_a_way_to_align_that_aligns_nothing_is_reported_by_the_exit_code(
-    align: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    align: str, code: int, tmp_path: Path, cli: Cli
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for rank in (0, 1):
         own = {"rank": rank, "pid": 7, "host": f"h{rank}", "boot_id": f"b{rank}", "baseTimeNanoseconds": BASE_NS}
         metadata = {"ph": "M", "name": "tracekit_metadata", "pid": 7, "tid": 7, "args": own}
         (tmp_path / f"rank{rank}.json").write_bytes(orjson.dumps([metadata, slice_("a")]))
-    assert main(["merge", "--align", align, "rank0.json", "rank1.json"]) == code
-    message = f"tracekit merge: --align {align}: rank 1 is not aligned\n"
-    assert capsys.readouterr().err == (message if code else "")
-    assert main(["merge", "-f", "--align", align, "rank0.json"]) == 0
+    message = f"tracekit merge: --align {align}: rank 1 is not aligned\n" if code else ""
+    assert cli(f"merge --align {align} rank0.json rank1.json", code).err == message
+    cli(f"merge -f --align {align} rank0.json")

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,33 +15,27 @@ import pytest
 from tests.report_pages import rank_trace
 from tracekit import JSONTraceHandler, Profiler
 
+pytest.importorskip("rich", reason="rich is not installed")
+
 ROOT = Path(__file__).resolve().parents[2]
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
+GOOD = '[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":2}]'
 
 
 def in_terminal(*arguments: str, **variables: str) -> str:
     """Run a command with a pseudo-terminal as its standard output; return the bytes that reach it, as text."""
     own = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM")}
+    environment = {**own, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "40", **variables}
+    command = [sys.executable, "-m", "tracekit", *arguments]
     control, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tracekit", *arguments],
-        env={**own, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "40", **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=terminal,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(terminal)
-    data = b""
-    while True:
-        try:
-            piece = os.read(control, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not piece:
-            break
-        data += piece
-    os.close(control)
-    process.wait(240)
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdin=nothing, stdout=terminal, stderr=nothing):
+        os.close(terminal)
+        data = b""
+        with suppress(OSError):  # the other end is closed
+            while piece := os.read(control, 65536):
+                data += piece
+        os.close(control)
     return data.decode().replace("\r\n", "\n")
 
 
@@ -50,7 +45,6 @@ def in_pipe(*arguments: str) -> str:
 
 
 def test_a_terminal_gets_styles_and_a_pipe_the_same_text_without(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="rich is not installed")
     for rank in (0, 1):
         rank_trace(tmp_path / f"rank{rank}.json", rank)
     plain = in_pipe("summary", str(tmp_path))
@@ -64,32 +58,21 @@ def test_a_terminal_gets_styles_and_a_pipe_the_same_text_without(tmp_path: Path)
     assert in_terminal("summary", str(tmp_path), TERM="dumb") == plain
 
 
-def test_a_loss_is_red(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="rich is not installed")
-    (tmp_path / "rank0.json").write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":2},{"ph":"X","na')
-    styled = in_terminal("merge", "-o", str(tmp_path / "merged.json"), str(tmp_path / "rank0.json"))
-    assert re.search(r"\x1b\[1;31mLOST: ", styled)
-    assert "\x1b" not in STYLES.sub("", styled)
-
-
-def test_validate_is_green_yellow_and_red_with_the_same_text(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="rich is not installed")
-    good, doubtful, bad = tmp_path / "good.json", tmp_path / "doubtful.json", tmp_path / "bad.json"
-    good.write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":1,"dur":2}]')
-    doubtful.write_text('[{"ph":"E","name":"a","pid":1,"tid":1,"ts":1}]')
-    bad.write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"dur":2}]')
-    files = [str(path) for path in (good, doubtful, bad)]
+def test_validate_is_green_yellow_and_red_and_a_loss_in_a_merge_is_red(tmp_path: Path) -> None:
+    good, doubtful, bad = files = [str(tmp_path / name) for name in ("good.json", "doubtful.json", "bad.json")]
+    Path(good).write_text(GOOD)
+    Path(doubtful).write_text(GOOD.replace("X", "E"))
+    Path(bad).write_text(GOOD.replace('"ts":1,', ""))
     styled = in_terminal("validate", *files)
     assert STYLES.sub("", styled) == in_pipe("validate", *files)
     assert f"\x1b[32m{good}: ok" in styled
     assert f"\x1b[33m{doubtful}: event 1: warning" in styled
-    assert re.search(
-        rf"\x1b\[1;31m{re.escape(str(bad))}: event 1.*\n\x1b\[1;31m{re.escape(str(bad))}: problems", styled
-    )
+    assert re.search(rf"\x1b\[1;31m{re.escape(bad)}: event 1.*\n\x1b\[1;31m{re.escape(bad)}: problems", styled)
+    Path(bad).write_text(GOOD[:-1] + ',{"ph":"X","na')
+    assert re.search(r"\x1b\[1;31mLOST: ", in_terminal("merge", "-o", str(tmp_path / "merged.json"), bad))
 
 
 def test_query_draws_a_table_that_fits_the_terminal(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="rich is not installed")
     rank_trace(tmp_path / "rank0.json", 0)
     query = ("query", "-q", str(tmp_path), "select 'a very long text that needs several lines' as words, 7 as number")
     plain = in_pipe(*query)
@@ -104,7 +87,6 @@ def test_query_draws_a_table_that_fits_the_terminal(tmp_path: Path) -> None:
 
 
 def test_top_draws_the_table_of_its_screen_once(tmp_path: Path) -> None:
-    pytest.importorskip("rich", reason="rich is not installed")
     with Profiler(JSONTraceHandler(tmp_path / "rank0.json"), rank=0, run_id="run") as profiler:
         for _ in range(3):
             profiler.step()
@@ -112,6 +94,5 @@ def test_top_draws_the_table_of_its_screen_once(tmp_path: Path) -> None:
     assert re.search(r"\x1b\[1mrank\x1b\[0m", drawn)
     plain = in_terminal("top", "--once", str(tmp_path), COLUMNS="120", NO_COLOR="1")
     assert "\x1b" not in plain
-    assert [line.split() for line in STYLES.sub("", drawn).splitlines()[2:4]] == [
-        line.split() for line in plain.splitlines()[2:4]
-    ]
+    shown = [[line.split() for line in text.splitlines()[2:4]] for text in (STYLES.sub("", drawn), plain)]
+    assert shown[0] == shown[1]

@@ -1,4 +1,4 @@
-"""What tests/conftest.py promises: a clean environment, leaks that are seen, and no silent skip where none is allowed."""
+"""tests/conftest.py cleans the environment, reports leaks, and fails skipped tests in continuous integration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
+CONFTEST = """
+import tests.conftest
+from tests.conftest import *
+tests.conftest.MAX_END_S = 0.1  # the thread that is left never ends
+"""
 SAMPLE = """
 import os, threading
 import pytest
@@ -46,54 +50,27 @@ def test_other_is_skipped():
 """
 
 
-@pytest.fixture(scope="module", params=["", "1"], ids=["wanted", "required"])
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return how the sample's tests end: passed, skipped, failure, error; under "required" what was required."""
-    folder = tmp_path_factory.mktemp("sample")
-    # The thread that is left never ends, so that there is nothing to wait for.
-    (folder / "conftest.py").write_text(
-        "import tests.conftest\nfrom tests.conftest import *\ntests.conftest.MAX_END_S = 0.1\n"
-    )
-    (folder / "test_sample.py").write_text(SAMPLE)
-    options = ["-c", ROOT / "pyproject.toml", "--rootdir", folder, "-p", "no:randomly", "-p", "no:cacheprovider"]
-    subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "--junitxml", folder / "report.xml", folder],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RANK": "3",
-            "SLURM_PROCID": "3",
-            "TRACEKIT_RUN_ID": "x",
-            "TRACEKIT_REQUIRE_ENGINE": request.param,
-            "TRACEKIT_REQUIRE_CORE": request.param,
-            "TRACEKIT_PURE_PYTHON": "1",
-        },
-        capture_output=True,
-        check=False,
-    )
-    found = {"required": request.param}
-    for case in ET.parse(folder / "report.xml").iter("testcase"):
-        # A test that passes and then fails in a fixture's end is listed with the error.
-        found[case.attrib["name"]] = next((child.tag for child in case), "passed")
-    return found
-
-
-def test_launcher_variables_are_taken_away(outcomes: dict[str, str]) -> None:
-    assert outcomes["test_environment_is_clean"] == "passed"
-
-
-def test_a_thread_that_is_left_is_an_error(outcomes: dict[str, str]) -> None:
-    assert outcomes["test_thread_is_left"] == "error"
-
-
-def test_a_profiler_that_is_left_is_an_error_of_that_test_only(outcomes: dict[str, str]) -> None:
-    assert outcomes["test_profiler_is_left"] == "error"
-    assert outcomes["test_nothing_is_left"] == "passed"
-
-
-def test_a_skipped_test_of_the_engine_or_the_core_fails_only_where_that_is_required(outcomes: dict[str, str]) -> None:
-    assert outcomes["test_engine_is_skipped"] == ("failure" if outcomes["required"] else "skipped")
-    # Skipped before it begins, which pytest calls an error.
-    assert outcomes["test_core_is_skipped"] == ("error" if outcomes["required"] else "skipped")
-    assert outcomes["test_other_is_skipped"] == "skipped"
+@pytest.mark.parametrize("required", ["", "1"], ids=["wanted", "required"])
+def test_leaks_are_errors_and_skips_fail_where_the_engine_and_the_core_are_required(
+    tmp_path: Path, required: str
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_sample.py").write_text(SAMPLE)
+    options = ["-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "-p", "no:randomly", "-p", "no:cacheprovider"]
+    told = {"RANK": "3", "SLURM_PROCID": "3", "TRACEKIT_RUN_ID": "x", "TRACEKIT_PURE_PYTHON": "1"}
+    told |= {"TRACEKIT_REQUIRE_ENGINE": required, "TRACEKIT_REQUIRE_CORE": required, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", *options, "--junitxml", tmp_path / "report.xml", tmp_path]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, **told}, capture_output=True, check=False)
+    # A test that passes and then fails in a fixture's end is listed with the error.
+    cases = ET.parse(tmp_path / "report.xml").iter("testcase")
+    assert {
+        case.attrib["name"].removeprefix("test_"): next((child.tag for child in case), "passed") for case in cases
+    } == {
+        "environment_is_clean": "passed",
+        "thread_is_left": "error",
+        "profiler_is_left": "error",
+        "nothing_is_left": "passed",
+        "engine_is_skipped": "failure" if required else "skipped",
+        "core_is_skipped": "error" if required else "skipped",  # skipped before it begins, which pytest calls an error
+        "other_is_skipped": "skipped",
+    }

@@ -11,7 +11,7 @@ Tests take them through the fixtures ``engine`` and ``browser`` of ``tests/conft
 
 from __future__ import annotations
 
-from tests.perfetto.browser import Browser, Screen, Track
+from tests.perfetto.browser import Browser, Screen
 from tests.perfetto.engine import Engine, EngineError, LoadedTrace, LoadError, QueryError
 from tests.perfetto.install import UnavailableError
 
@@ -23,6 +23,5 @@ __all__ = [
     "LoadedTrace",
     "QueryError",
     "Screen",
-    "Track",
     "UnavailableError",
 ]

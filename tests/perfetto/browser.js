@@ -1,7 +1,6 @@
 // Opens one trace in Perfetto's UI in a headless Chromium and takes a picture.
 //
-//   node browser.js '{"webRoot": ..., "chromium": ..., "playwright": ..., "trace": ..., "png": ..., "expand": true,
-//                     "width": 1600, "height": 1000}'
+//   node browser.js '{"webRoot": ..., "chromium": ..., "playwright": ..., "trace": ..., "png": ..., "expand": true}'
 //
 // Prints {"tracks": [{"name", "depth"}], "error": text or null} as JSON.
 'use strict';
@@ -52,7 +51,7 @@ const expandTracks = () => {
 };
 
 async function look(browser, origin) {
-  const page = await browser.newPage({viewport: {width: task.width, height: task.height}});
+  const page = await browser.newPage({viewport: {width: 1600, height: 1000}});
   page.setDefaultTimeout(TIMEOUT_MS);
   // The UI asks servers for news and statistics, and looks for an engine on port 9001; nothing may leave this page.
   await page.route('**/*', (route) => (

@@ -1,4 +1,4 @@
-"""Opens traces in Perfetto's real UI, in a headless Chromium, and tells what a user would see."""
+"""Opens traces in Perfetto's real UI, in a headless Chromium, and returns the visible rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.perfetto.install import browser_files, engine_files
 
@@ -21,20 +20,17 @@ class BrowserError(Exception):
 
 
 def run_program(program: Path, what: object, *, timeout_s: float = TIMEOUT_S, **task: object) -> Any:
-    """Run one of the programs that drive a headless Chromium, and return what it prints.
+    """Run a Node program that drives a headless Chromium, and return its output, or raise `BrowserError`.
 
     Args:
-        program: For Node; see ``chromium.js`` beside this.
-        what: What is opened, for messages.
-        timeout_s: How long it may take.
-        **task: What it is told, beside where the browser is.
-
-    Raises:
-        BrowserError: The browser or the page did not work.
+        program: The Node program; ``chromium.js`` has the shared parts.
+        what: The opened file, for messages.
+        timeout_s: The time limit.
+        **task: Its input, in addition to the path of the browser.
     """
     browser = browser_files()
     task |= {"chromium": browser.chromium, "playwright": str(browser.playwright)}
-    # The browser has children of its own, so the whole group is ended with it.
+    # The browser starts processes, so the whole group is killed.
     with subprocess.Popen(
         [engine_files().node, str(program), json.dumps(task)],
         stdin=subprocess.DEVNULL,
@@ -55,72 +51,33 @@ def run_program(program: Path, what: object, *, timeout_s: float = TIMEOUT_S, **
     return json.loads(out)
 
 
-@dataclass(frozen=True)
-class Track:
-    """A row of the UI's timeline.
+class Screen(NamedTuple):
+    """The contents of the UI.
 
     Attributes:
-        name: The label at its left, for example ``rank 0 1000``.
-        depth: 0 for a row at the top, 1 for a row inside a group ...
-    """
-
-    name: str
-    depth: int
-
-
-@dataclass(frozen=True)
-class Screen:
-    """What the UI shows of a trace.
-
-    Attributes:
-        tracks: All rows from top to bottom, those of closed groups as well.
-        error: The text of the error dialog, or None when there is none.
+        names: The labels of all rows from top to bottom, including closed groups, such as ``rank 0 1000``.
+        groups: The labels of the rows at the top level; a process is one of them.
+        error: The text of the error dialog, or None without a dialog.
         png: The picture.
     """
 
-    tracks: list[Track]
+    names: list[str]
+    groups: list[str]
     error: str | None
     png: Path
 
-    @property
-    def names(self) -> list[str]:
-        """The labels of all rows, from top to bottom."""
-        return [track.name for track in self.tracks]
-
-    @property
-    def groups(self) -> list[str]:
-        """The labels of the rows at the top level, from top to bottom; a process is one of them."""
-        return [track.name for track in self.tracks if track.depth == 0]
-
 
 class Browser:
-    """Takes pictures of traces; each in a browser of its own, and about 5 s each."""
+    """Takes pictures of traces, each in a new browser; a picture takes about 5 s."""
 
     def __init__(self) -> None:
         self._engine = engine_files()
-        browser_files()  # or it would be known only at the first picture that there is none
+        browser_files()  # fail now rather than at the first picture
 
-    def screenshot(
-        self,
-        trace: str | os.PathLike[str],
-        png: str | os.PathLike[str],
-        *,
-        expand: bool = True,
-        width_px: int = 1600,
-        height_px: int = 1000,
-    ) -> Screen:
-        """Open a trace, wait until the UI has drawn it, and take a picture.
+    def screenshot(self, trace: str | os.PathLike[str], png: str | os.PathLike[str], *, expand: bool = True) -> Screen:
+        """Open a trace, and all groups with ``expand``; wait until the UI has drawn it, and take a picture.
 
-        Args:
-            trace: The file to open.
-            png: Where to write the picture.
-            expand: Open all groups first.
-            width_px: Width of the window.
-            height_px: Height of the window.
-
-        Raises:
-            BrowserError: The browser or the UI did not work. An error dialog of the UI does not raise: see
-                `Screen.error`.
+        An error dialog of the UI does not raise: see `Screen.error`.
         """
         seen = run_program(
             Path(__file__).with_name("browser.js"),
@@ -129,11 +86,7 @@ class Browser:
             trace=str(Path(trace).resolve()),
             png=str(Path(png).resolve()),
             expand=expand,
-            width=width_px,
-            height=height_px,
         )
-        return Screen(
-            tracks=[Track(**track) for track in seen["tracks"]],
-            error=seen["error"],
-            png=Path(png),
-        )
+        names = [track["name"] for track in seen["tracks"]]
+        groups = [track["name"] for track in seen["tracks"] if track["depth"] == 0]
+        return Screen(names, groups, seen["error"], Path(png))

@@ -25,12 +25,6 @@ QUERY_TIMEOUT_S = 300.0
 Cell = Any
 """A value of a row: None, int, float, str or bytes."""
 
-NON_ZERO_STATS = """
-select name, idx, severity, value from stats
-where severity != 'info' and value != 0
-order by name, idx
-"""
-
 
 class EngineError(Exception):
     """The engine crashed or ran out of time."""
@@ -55,20 +49,10 @@ class Engine:
         self._messages = _messages()
         self._idle: list[_Process] = []
 
-    @property
-    def version(self) -> str:
-        """The version of Perfetto, for example ``v52.0-6b9586def``."""
-        return self._files.version_folder.name
-
     def load(self, path: str | os.PathLike[str], *, timeout_s: float = LOAD_TIMEOUT_S) -> LoadedTrace:
         """Load a trace of any format that Perfetto knows; use the result in a ``with`` block.
 
-        Args:
-            path: The file: JSON, JSON in gzip, protobuf, zip ...
-            timeout_s: The engine loops for ever on some files (NaN in a counter); it is killed after this time.
-
-        Raises:
-            LoadError: The engine does not take the file, or loses it without a word.
+        The engine never finishes some files (NaN in a counter), and is killed after the time-out.
         """
         process = self._idle.pop() if self._idle else _Process(self._files, self._messages)
         try:
@@ -101,11 +85,7 @@ class LoadedTrace:
         self._release = release
 
     def rows(self, sql: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> list[tuple[Cell, ...]]:
-        """Return the rows of a query; of several statements, the rows of the last one.
-
-        Raises:
-            QueryError: The engine cannot run it.
-        """
+        """Return the rows of a query; of several statements, the rows of the last one."""
         if self._process is None:
             raise QueryError("this trace is closed; query it inside its with block")
         return self._process.query(sql, timeout_s)
@@ -118,13 +98,9 @@ class LoadedTrace:
         return rows[0][0]
 
     def errors(self) -> list[tuple[str, int | None, str, int]]:
-        """Return what the engine found wrong or had to drop.
-
-        Returns:
-            (name, index, severity, value) of every non-zero stat whose severity is not ``info``; nothing for a clean
-            trace.
-        """
-        return self.rows(NON_ZERO_STATS)
+        """Return (name, index, severity, value) of each stat about errors and dropped data."""
+        wrong = "from stats where severity != 'info' and value != 0 order by name, idx"
+        return self.rows(f"select name, idx, severity, value {wrong}")
 
     def close(self) -> None:
         """Give the engine back."""
@@ -204,7 +180,7 @@ class _Process:
         self._popen.wait()
         for stream in (self._popen.stdin, self._popen.stdout, self._stderr):
             assert stream is not None
-            # Closing a pipe whose reader is gone may still try to flush it.
+            # Closing a pipe without a reader may still flush it.
             with contextlib.suppress(OSError):
                 stream.close()
 
@@ -273,7 +249,7 @@ class _Process:
         readers, writers = ([], [self._popen.stdin]) if write else ([self._popen.stdout], [])
         if not any(select.select(readers, writers, [], left_s)):
             self.usable = False
-            raise EngineError("the engine did not finish in time; it loops for ever on some files")
+            raise EngineError("the engine did not finish in time; it never finishes some files")
 
     def _last_words(self) -> str:
         self._stderr.seek(0)

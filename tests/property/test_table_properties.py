@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
-from tests.examples import examples
 from tracekit.errors import TraceFormatError
 from tracekit.table import columns
 from tracekit.table.columns import read_columns
@@ -57,32 +57,23 @@ def read_in_python(path: Path, keeps_args: int = ALL_ARGS) -> Any:
     return {name: plain.rows(name) for name in COLUMNS}, facts
 
 
-def check(path: Path) -> Any:
-    found, expected = read_with_core(path), read_in_python(path)
+def check(path: Path, keeps_args: int = ALL_ARGS) -> Any:
+    found, expected = read_with_core(path, keeps_args), read_in_python(path, keeps_args)
     assert found == expected
     return found
 
 
-Names = st.sampled_from(
-    [
-        "ncclKernel",
-        "nccl",
-        "ncc",
-        "gloo:send",
-        "record_param_comms",
-        "[memory]",
-        "tracekit.gap",
-        "x[memory]",
-        "gemm",
-        r"\u006eccl",
-    ]
-)
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+STARTS = ("nccl", "gloo:", "record_param_comms", "[memory]", "tracekit.gap")
+Names = st.sampled_from([*STARTS, "ncclKernel", "ncc", "gloo:send", "x[memory]", "gemm", r"\u006eccl"])
 Arguments = st.sampled_from(
     ['{"Collective name": "x"}', '{"a": "\\"Collective name\\""}', '{"Collective": 1}', "{}", "[]"]
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SAME_FOLDER
 @given(
     st.lists(st.tuples(Names, st.sampled_from(["kernel", "cpu_op"]), Arguments, st.sampled_from("XiBb")), max_size=12)
 )
@@ -95,30 +86,28 @@ def test_core_and_python_keep_the_arguments_of_the_same_events(
     ]
     path = tmp_path / "t.json"
     path.write_text(f"[{', '.join(records)}]")
-    found = read_with_core(path, KEY_ARGS)
-    assert found == read_in_python(path, KEY_ARGS)
-    if isinstance(found, tuple):
-        kept = {number for number, _ in found[0]["args"]}
-        for number, row in enumerate(found[0]["events"]):
-            category, name = row[1:3]
-            args = next(args for own, cat, args, _ in events if cat == category and json.loads(f'"{own}"') == name)
-            if sum(own[1] == category and json.loads(f'"{own[0]}"') == name for own in events) == 1:
-                starts = ("nccl", "gloo:", "record_param_comms", "[memory]", "tracekit.gap")
-                assert (number in kept) == (
-                    name.startswith(starts) or (category == "kernel" and '"Collective name"' in args)
-                )
+    found = check(path, KEY_ARGS)
+    if not isinstance(found, tuple):
+        return
+    kept = {number for number, _ in found[0]["args"]}
+    args_of: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, category, args, _ in events:
+        args_of[category, json.loads(f'"{name}"')].append(args)
+    for number, (_, category, name, *_) in enumerate(found[0]["events"]):
+        if len(args_of[category, name]) == 1:
+            has_collective = category == "kernel" and '"Collective name"' in args_of[category, name][0]
+            assert (number in kept) == (name.startswith(STARTS) or has_collective)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@SAME_FOLDER
 @given(
     seed=st.integers(0, 2**64), piece_bytes=st.sampled_from([300, 5_000]), memory_bytes=st.sampled_from([1, 1 << 26])
 )
 def test_core_and_python_fill_the_same_columns_from_generated_traces(
     tmp_path: Path, seed: int, piece_bytes: int, memory_bytes: int
 ) -> None:
-    random = Random(seed)
     path = tmp_path / "t.json"
-    data = both_cores.trace(random)
+    data = both_cores.trace(Random(seed))
     path.write_bytes(gzip.compress(data) if seed % 5 == 0 else data)
     with both_cores.small_pieces(piece_bytes), mock.patch.object(columns, "_MEMORY_BYTES", memory_bytes):
         check(path)
@@ -183,7 +172,7 @@ def begins_and_ends(random: Random) -> list[dict[str, Any]]:
     return events
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100))
+@SAME_FOLDER
 @given(seed=st.integers(0, 2**64), piece_bytes=st.sampled_from([300, 1 << 18]))
 def test_core_and_python_pair_the_same_begins_and_ends(tmp_path: Path, seed: int, piece_bytes: int) -> None:
     path = tmp_path / "t.json"
@@ -192,7 +181,7 @@ def test_core_and_python_pair_the_same_begins_and_ends(tmp_path: Path, seed: int
         check(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100))
+@SAME_FOLDER
 @given(seed=st.integers(0, 2**64), memory_bytes=st.sampled_from([1, 1 << 26]))
 def test_core_and_python_nest_the_same_slices_and_find_the_same_steps(
     tmp_path: Path, seed: int, memory_bytes: int

@@ -91,23 +91,19 @@ def test_deep_and_long_values_are_cut() -> None:
     assert len(encode_value([math.nan, "x" * 1_000_000])) < 10_000
 
 
-def batch(records: list[Any], offset_ns: int) -> EventBatch:
-    labels = [Label('a "b" \\ é\n', ("c",), {})]
-    return EventBatch(records, labels, [Track(0, ""), Track(7, "t")], Timestamps(Timestamp()), offset_ns)
-
-
 @given(st.integers(0, 7_889_238 * 10**9), st.integers(0, 10**15), st.integers(0, 10**15))
 def test_times_survive_as_exact_nanoseconds_even_as_doubles(
     since_base_ns: int, start_ns: int, duration_ns: int
 ) -> None:
     base_ns = 227 * 7_889_238 * 10**9
-    encoder = ChromeEncoder(pid=1, base_ns=base_ns)
-    offset_ns = base_ns + since_base_ns
-    lines = encoder.encode(batch([0, start_ns, start_ns + duration_ns, 1, 0, start_ns, INSTANT, 1], offset_ns))
-    whole, instant = (
-        json.loads(line.removesuffix(b",")) for line in lines.splitlines() if b'"X"' in line or b'"i"' in line
+    records = [0, start_ns, start_ns + duration_ns, 1, 0, start_ns, INSTANT, 1]
+    labels, tracks = [Label('a "b" \\ é\n', ("c",), {})], [Track(0, ""), Track(7, "t")]
+    batch = EventBatch(records, labels, tracks, Timestamps(Timestamp()), base_ns + since_base_ns)
+    lines = ChromeEncoder(pid=1, base_ns=base_ns).encode(batch).splitlines()
+    text, instant_text = (
+        next(line.removesuffix(b",") for line in lines if phase in line) for phase in (b'"X"', b'"i"')
     )
-    (text,) = [line for line in lines.splitlines() if b'"X"' in line]
+    whole, instant = json.loads(text), json.loads(instant_text)
     shown_ns = int(Decimal(text.split(b'"ts":')[1].split(b",")[0].decode()) * 1000)
     begin_ns, end_ns = since_base_ns + start_ns, since_base_ns + start_ns + duration_ns
     # Before 2**42 µs from the base a double holds every nanosecond as Perfetto reads it; later ones may be moved a little.

@@ -11,7 +11,6 @@ import zlib
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,38 +24,27 @@ TEXT = b"".join(slice_(number, number % 77, f"slice {number % 13}") for number i
 
 
 @pytest.fixture(params=["as installed", "zlib"])
-def codec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+def codec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "zlib":
         monkeypatch.setattr(gzip_codec, "_codec", zlib)
         monkeypatch.setattr("tracekit.formats.byte_stream.InflateError", zlib.error)
-    return gzip_codec._codec
 
 
-def test_a_member_holds_what_was_written(codec: Any) -> None:
-    file = io.BytesIO()
-    for _ in range(2):
-        with GzipWriter(file) as writer:
-            for start in range(0, len(TEXT), 100_000):
-                assert writer.write(TEXT[start : start + 100_000]) == len(TEXT[start : start + 100_000])
-    assert codec
-    assert gzip.decompress(file.getvalue()) == 2 * TEXT
-    # Neither a name nor a time, so that the same input gives the same bytes.
-    assert file.getvalue()[3:8] == bytes(5)
-
-
-def test_packed_bytes_do_not_depend_on_the_size_of_the_writes(codec: Any) -> None:
-    assert codec
+@pytest.mark.usefixtures("codec")
+def test_packed_bytes_depend_on_the_text_alone() -> None:
     drawn = random.Random(3)
     text = b"".join(b'{"ts":%d,"name":"n%d"},\n' % (drawn.randrange(10**12), n % 50) for n in range(60_000))[:1_999_999]
-    packed = set()
+    found = set()
     for behind in (False, True):
         for size in (1_000, 1 << 16, (1 << 18) + 17, len(text)):
             file = io.BytesIO()
             with GzipWriter(file, behind=behind) as writer:
-                for start in range(0, len(text), size):
-                    writer.write(text[start : start + size])
-            packed.add(file.getvalue())
-    assert [gzip.decompress(found) == text for found in packed] == [True]
+                written = [writer.write(text[start : start + size]) for start in range(0, len(text), size)]
+            assert sum(written) == len(text)
+            found.add(file.getvalue())
+    (packed,) = found
+    assert gzip.decompress(packed) == text
+    assert packed[3:8] == bytes(5), "neither a name nor a time"
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -69,9 +57,9 @@ def test_a_member_that_is_not_written_to_its_end_is_not_closed(behind: bool) -> 
         gzip.decompress(file.getvalue())
 
 
+@pytest.mark.usefixtures("codec")
 @pytest.mark.parametrize("members", [1, 3])
-def test_pieces_of_a_packed_file_are_those_of_the_plain_one(codec: Any, tmp_path: Path, members: int) -> None:
-    assert codec
+def test_pieces_of_a_packed_file_are_those_of_the_plain_one(tmp_path: Path, members: int) -> None:
     plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
     plain.write_bytes(TEXT)
     cuts = [*sorted(random.Random(members).sample(range(len(TEXT)), members - 1)), len(TEXT)]
@@ -86,39 +74,33 @@ def test_pieces_of_a_packed_file_are_those_of_the_plain_one(codec: Any, tmp_path
     assert {len(piece) for piece in pieces[0][:-1]} == {PIECE_BYTES}
 
 
-@pytest.mark.parametrize("length", [0.1, 0.5, 0.99])
-def test_what_a_cut_file_holds_is_read(codec: Any, tmp_path: Path, length: float) -> None:
-    assert codec
+@pytest.mark.usefixtures("codec")
+@pytest.mark.parametrize(
+    ("share", "rest", "damage"),
+    [(0.1, b"", "cut off"), (0.5, b"", "cut off"), (0.99, b"", "cut off"), (1, bytes(8), "damaged")],
+    ids=["cut early", "cut in the middle", "cut late", "another checksum"],
+)
+def test_what_a_damaged_file_holds_is_read_and_the_damage_told(
+    tmp_path: Path, share: float, rest: bytes, damage: str
+) -> None:
     packed = gzip.compress(TEXT)
     path = tmp_path / "a.json.gz"
-    path.write_bytes(packed[: int(len(packed) * length)])
+    path.write_bytes(packed[: int(len(packed) * share) - len(rest)] + rest)
     with ByteStream(str(path)) as stream:
         found = b"".join(iter(stream.read, b""))
-        assert stream.damage == "the gzip data is cut off"
-    expected = zlib.decompressobj(31).decompress(path.read_bytes())
+    assert damage in (stream.damage or "")
     assert TEXT.startswith(found)
-    assert len(found) >= len(expected) - 64
+    expected = zlib.decompressobj(31).decompress(path.read_bytes()[: len(packed) - 8])
+    assert len(found) >= len(expected) - (PIECE_BYTES if rest else 64)
 
 
-def test_damage_is_told(codec: Any, tmp_path: Path) -> None:
-    assert codec
-    path = tmp_path / "a.json.gz"
-    path.write_bytes(gzip.compress(TEXT)[:-8] + bytes(8))
-    with ByteStream(str(path)) as stream:
-        found = b"".join(iter(stream.read, b""))
-        assert TEXT.startswith(found)
-        assert len(TEXT) - len(found) <= PIECE_BYTES
-        assert stream.damage is not None
-        assert "damaged" in stream.damage
-
-
-WITHOUT = """
+WITH = "import sys\nfrom tracekit.cli import main\nsys.exit(main(sys.argv[1:]))"
+WITHOUT = f"""
 import sys
 sys.modules["isal"] = None
 from tracekit.formats import gzip_codec
-from tracekit.cli import main
 assert gzip_codec._codec.__name__ == "zlib"
-sys.exit(main(sys.argv[1:]))
+{WITH}
 """
 
 
@@ -126,7 +108,7 @@ def test_a_merge_needs_no_fast_codec(tmp_path: Path) -> None:
     lines = [slice_(10 * number, 15, f"slice {number}") for number in range(1, 5000)]
     (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(rank_trace(*lines)))
     merged = []
-    for code in (WITHOUT, "import sys\nfrom tracekit.cli import main\nsys.exit(main(sys.argv[1:]))"):
+    for code in (WITHOUT, WITH):
         command = [sys.executable, "-c", code, "merge", "-q", "-f", "-o", "out.json.gz", "rank0.json.gz"]
         environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Traces of XLA's profiler, as JAX writes them: when they began, whose they are, and where a merge puts them."""
+"""Traces of XLA's profiler, as JAX writes them: their start, their rank, and their place in a merge."""
 
 from __future__ import annotations
 
@@ -86,24 +86,25 @@ def put(folder: Path, files: dict[str, bytes]) -> str:
 
 def merge(folder: Path, files: dict[str, bytes], **options: Any) -> tuple[MergeReport, dict[str, int]]:
     """Merge; returns the report, and the absolute start of each slice."""
-    inputs = put(folder / "in", files)
     output = folder / "merged.json"
-    report = merge_traces(str(output), [inputs], overwrite=True, **options)
+    report = merge_traces(str(output), [put(folder / "in", files)], overwrite=True, **options)
     assert compile_schema(MERGE_REPORT)(json.loads(json.dumps(report.to_json()))) is None
-    merged = json.loads(output.read_text())
-    starts = {
-        event["name"]: merged["baseTimeNanoseconds"] + round(event["ts"] * 1000)
-        for event in merged["traceEvents"]
-        if event["ph"] == "X"
-    }
-    return report, starts
+    return report, starts_in(output)
+
+
+def starts_in(path: Path) -> dict[str, int]:
+    merged = json.loads(path.read_text())
+    slices = [event for event in merged["traceEvents"] if event["ph"] == "X"]
+    return {event["name"]: merged["baseTimeNanoseconds"] + round(event["ts"] * 1000) for event in slices}
 
 
 SESSION = "logs/plugins/profile/2026_11_21_16_53_16"
+WHOLE = {"rank0.json": rank_trace(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": xplane()}
+TWO_RANKS = {"rank0.json": rank_trace(0, pid=100), "rank1.json": rank_trace(1, pid=101), "h.trace.json.gz": jax_trace()}
 
 
 def test_the_start_in_the_xplane_places_a_trace(tmp_path: Path) -> None:
-    files = {"rank0.json": rank_trace(), f"{SESSION}/h.trace.json.gz": jax_trace(), f"{SESSION}/h.xplane.pb": xplane()}
+    files = {name if name == "rank0.json" else f"{SESSION}/{name}": data for name, data in WHOLE.items()}
     report, starts = merge(tmp_path, files, strict=True)
     assert starts == {"marker": BASE_NS + 5_000_000_000, "dot": START_NS + 1_000_271}
     (rank,) = report.ranks
@@ -137,59 +138,63 @@ def test_the_start_is_never_farther_off_than_is_said(start_ns: int, readings: li
     assert found.error_ns <= min(dur_ns for _, dur_ns, _ in readings) // 2 + 1001
 
 
-@pytest.mark.parametrize("args", [{}, {"wall_ns": "soon"}, {"wall_ns": -5}, {"wall_ns": "9" * 30}, {"wall_ns": 1.5e18}])
-def test_an_anchor_that_cannot_be_read_is_none(args: dict[str, Any]) -> None:
-    assert start_of_anchors([(5, 5, args)]) is None
-    assert start_of_anchors([(5, -1, {"wall_ns": "1790857026000000000"})]) is None
+@pytest.mark.parametrize(
+    ("duration_ns", "args"),
+    [
+        (5, {}),
+        (5, {"wall_ns": "soon"}),
+        (5, {"wall_ns": -5}),
+        (5, {"wall_ns": "9" * 30}),
+        (5, {"wall_ns": 1.5e18}),
+        (-1, {"wall_ns": "1790857026000000000"}),
+    ],
+)
+def test_an_anchor_that_cannot_be_read_is_none(duration_ns: int, args: dict[str, Any]) -> None:
+    assert start_of_anchors([(5, duration_ns, args)]) is None
 
 
 @given(st.data())
 def test_a_damaged_xplane_tells_nothing_wrong(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """However it is cut or changed, there is an answer, and a cut alone never makes it another time."""
-    whole = b"".join(
-        block(1, content)
-        for content in (plane("Task Environment", profile_start_time=START_NS), plane("/host:metadata"))
-    )
-    folder = tmp_path_factory.mktemp("xplane")
-    cut = data.draw(st.integers(0, len(whole)))
-    (folder / "h.xplane.pb").write_bytes(whole[:cut])
-    assert start_in_xplane(str(folder / "h.trace.json.gz")).start_ns in (None, START_NS)
+    planes = plane("Task Environment", profile_start_time=START_NS), plane("/host:metadata")
+    whole = b"".join(block(1, content) for content in planes)
+    path = tmp_path_factory.mktemp("xplane") / "h.xplane.pb"
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    trace = str(path.with_name("h.trace.json.gz"))
+    assert start_in_xplane(trace).start_ns in (None, START_NS)
     broken = bytearray(whole)
     for at in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=5)):
         broken[at] = data.draw(st.integers(0, 255))
-    (folder / "h.xplane.pb").write_bytes(bytes(broken))
-    found = start_in_xplane(str(folder / "h.trace.json.gz"))
-    assert found.start_ns is None or 0 < found.start_ns < 2**63
+    path.write_bytes(bytes(broken))
+    found = start_in_xplane(trace).start_ns
+    assert found is None or 0 < found < 2**63
 
 
 @pytest.mark.parametrize(
-    "beside", [{}, {"h.xplane.pb": xplane(None)}, {"h.xplane.pb": b"\xff"}, {"other.xplane.pb": xplane()}]
-)
+    "beside", [{}, {"h.xplane.pb": xplane(None)}, {"h.xplane.pb": b"\xff"}, {"other.xplane.pb": xplane()}],
+    ids=["no xplane", "no start in it", "a damaged one", "one of another trace"],
+)  # fmt: skip
 def test_a_trace_that_does_not_tell_its_start_is_flagged(tmp_path: Path, beside: dict[str, bytes]) -> None:
     files = {"rank0.json": rank_trace(), "h.trace.json.gz": jax_trace(), **beside}
     report, _ = merge(tmp_path, files)
     assert [rank.aligned for rank in report.ranks] == [False]
-    assert (
-        "h.trace.json.gz does not tell its clock (no reading of the clock by tracekit, no xplane.pb"
-        in report.warnings[0]
-    )
+    said = "h.trace.json.gz does not tell its clock (no reading of the clock by tracekit, no xplane.pb"
+    assert said in report.warnings[0]
     with pytest.raises(MergeError, match="does not tell its clock"):
         merge(tmp_path, files, strict=True)
 
 
 def test_a_wall_clock_that_was_set_is_followed(tmp_path: Path) -> None:
     """JAX goes by the wall clock, a rank trace by the monotonic one from where both stood when it began."""
-    base = {"rank": 0, "pid": 100, "host": "h", "boot_id": "boot", "baseTimeNanoseconds": BASE_NS}
     clock = {"wall_ns": BASE_NS + 4_000_000_000, "monotonic_ns": 4_000_000_000, "error_ns": 100}
     step = {"step_ns": 3_600_000_000_000, "monotonic_ns": 4_500_000_000}
-    events = [
-        {"ph": "M", "name": "tracekit_metadata", "pid": 100, "tid": 100, "args": {**base, "clock": clock}},
-        {"ph": "M", "name": "tracekit_clock_step", "pid": 100, "tid": 100, "args": step},
-        {"ph": "X", "name": "marker", "pid": 100, "tid": 100, "ts": 5_000_000, "dur": 2000},
-    ]
+    metadata, marker = json.loads(rank_trace())
+    metadata["args"]["clock"] = clock
+    stepped = {**metadata, "name": "tracekit_clock_step", "args": step}
     started = xplane(START_NS + 3_600_000_000_000)
-    files = {"rank0.json": json.dumps(events).encode(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": started}
-    report, starts = merge(tmp_path, files)
+    report, starts = merge(
+        tmp_path, {**WHOLE, "rank0.json": json.dumps([metadata, stepped, marker]).encode(), "h.xplane.pb": started}
+    )
     assert starts["dot"] == START_NS + 1_000_271
     assert report.ranks[0].error_ns == 1000 + 100, "that of the rank trace's own reading is in it"
 
@@ -212,41 +217,23 @@ def test_the_protobuf_itself_is_no_trace_to_merge_and_the_error_names_what_is(tm
         merge_traces(str(tmp_path / "merged.json"), [put(tmp_path, {"h.xplane.pb": xplane()}) + "/h.xplane.pb"])
 
 
-# ---- whose it is ------------------------------------------------------------------------------------------------------
-
-
-def test_the_process_in_the_xplane_tells_the_rank(tmp_path: Path) -> None:
-    files = {
-        "rank0.json": rank_trace(0, pid=100),
-        "rank1.json": rank_trace(1, pid=101),
-        "a/h.trace.json.gz": jax_trace(),
-        "a/h.xplane.pb": xplane(pid=101),
-    }
-    report, _ = merge(tmp_path, files, strict=True)
-    assert [(item.rank, item.rank_source) for item in report.inputs if item.kind == "xprof"] == [
-        (1, "the only one of its process")
-    ]
-
-
-def test_the_host_in_the_name_tells_the_rank_where_there_is_one_on_it(tmp_path: Path) -> None:
-    files = {
-        "rank0.json": rank_trace(0, host="g", boot="other"),
-        "rank1.json": rank_trace(1, host="h"),
-        "h.trace.json.gz": jax_trace(),
-    }
-    report, _ = merge(tmp_path, files)
-    assert [(item.rank, item.rank_source) for item in report.inputs if item.kind == "xprof"] == [
-        (1, "the only one on its host")
-    ]
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        ({"h.xplane.pb": xplane(pid=101)}, "the only one of its process"),
+        ({"rank0.json": rank_trace(0, host="g", boot="other")}, "the only one on its host"),
+    ],
+    ids=["the process in the xplane", "the host in the name"],
+)
+def test_a_trace_is_of_the_rank_that_its_process_or_host_tells(
+    tmp_path: Path, files: dict[str, bytes], source: str
+) -> None:
+    report, _ = merge(tmp_path, TWO_RANKS | files)
+    assert [(item.rank, item.rank_source) for item in report.inputs if item.kind == "xprof"] == [(1, source)]
 
 
 def test_a_rank_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
-    files = {
-        "rank0.json": rank_trace(0, pid=100),
-        "rank1.json": rank_trace(1, pid=101),
-        "h.trace.json.gz": jax_trace(),
-        "h.xplane.pb": xplane(pid=555),
-    }
+    files = {**TWO_RANKS, "h.xplane.pb": xplane(pid=555)}
     with pytest.raises(MergeError, match=r"does not say its rank.*--rank h\.trace\.json\.gz=N"):
         merge(tmp_path, files)
     report, starts = merge(tmp_path, files, ranks={"h.trace.json.gz": 1})
@@ -258,12 +245,10 @@ def test_a_log_directory_of_one_process_merges_alone(tmp_path: Path) -> None:
     files = {f"{number}/h.trace.json.gz": jax_trace() for number in range(2)}
     files |= {f"{number}/h.xplane.pb": xplane(START_NS + number * 10**9) for number in range(2)}
     report, _ = merge(tmp_path, files, strict=True)
-    assert [(item.rank, item.rank_source) for item in report.inputs] == [
-        (0, "assumed, as all inputs are of one process")
-    ] * 2
-    files |= {"1/h.xplane.pb": xplane(pid=101)}
+    assumed = (0, "assumed, as all inputs are of one process")
+    assert [(item.rank, item.rank_source) for item in report.inputs] == [assumed] * 2
     with pytest.raises(MergeError, match="does not say its rank"):
-        merge(tmp_path, files)
+        merge(tmp_path, {**files, "1/h.xplane.pb": xplane(pid=101)})
 
 
 def test_a_process_of_the_rank_that_is_called_701_is_another(tmp_path: Path) -> None:
@@ -273,16 +258,12 @@ def test_a_process_of_the_rank_that_is_called_701_is_another(tmp_path: Path) -> 
     assert report.ranks[0].processes == ["rank 0 · process 701", "rank 0 · XLA /host:CPU"]
 
 
-# ---- what is not merged -----------------------------------------------------------------------------------------------
-
-
 def test_jax_s_copy_for_perfetto_is_left_out_beside_the_trace(tmp_path: Path) -> None:
-    files = {"h.trace.json.gz": jax_trace(), "h.xplane.pb": xplane(), "perfetto_trace.json.gz": jax_trace()}
-    report, _ = merge(tmp_path, files, strict=True)
+    report, _ = merge(tmp_path, {**WHOLE, "perfetto_trace.json.gz": jax_trace()}, strict=True)
     assert [(item.path.rpartition("/")[2], item.harmless) for item in report.omitted] == [
         ("perfetto_trace.json.gz", True)
     ]
-    assert len(report.inputs) == 1
+    assert len(report.inputs) == 2
 
 
 def test_events_beyond_the_viewer_s_million_are_told_to_be_missing(
@@ -290,37 +271,26 @@ def test_events_beyond_the_viewer_s_million_are_told_to_be_missing(
 ) -> None:
     """J7: JAX leaves them out without a word."""
     assert MOST_EVENTS == 1_000_000
-    files = {"rank0.json": rank_trace(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": xplane()}
-    report, _ = merge(tmp_path, files)
+    report, _ = merge(tmp_path, WHOLE)
     assert report.recording_losses == []
     monkeypatch.setattr("tracekit.merge.write.event_counts.MOST_EVENTS", 1)
-    report, _ = merge(tmp_path, files)
+    report, _ = merge(tmp_path, WHOLE)
     assert [(loss.kind, loss.count) for loss in report.recording_losses] == [("dropped", None)]
     assert "which only the xplane.pb beside it holds" in "\n".join(report.lines())
 
 
 def test_a_merged_trace_merges_further(tmp_path: Path) -> None:
-    files = {"rank0.json": rank_trace(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": xplane()}
-    once, starts = merge(tmp_path, files)
-    again = tmp_path / "again.json"
-    report = merge_traces(
-        str(again), [str(tmp_path / "merged.json"), put(tmp_path / "more", {"rank1.json": rank_trace(1, pid=101)})]
-    )
+    once, starts = merge(tmp_path, WHOLE)
+    more = put(tmp_path / "more", {"rank1.json": rank_trace(1, pid=101)})
+    report = merge_traces(str(tmp_path / "again.json"), [str(tmp_path / "merged.json"), more])
     assert report.ranks[0].processes == once.ranks[0].processes
-    merged = json.loads(again.read_text())
-    found = {
-        merged["baseTimeNanoseconds"] + round(event["ts"] * 1000)
-        for event in merged["traceEvents"]
-        if event.get("name") == "dot"
-    }
-    assert found == {starts["dot"]}
     assert "± 1.0 µs" in report.ranks[0].clock
+    assert starts_in(tmp_path / "again.json")["dot"] == starts["dot"]
 
 
 @pytest.mark.parametrize("name", ["merged.pftrace", "merged.zip"])
-def test_the_other_outputs_have_it_in_the_same_place(tmp_path: Path, name: str) -> None:
-    files = {"rank0.json": rank_trace(), "h.trace.json.gz": jax_trace(), "h.xplane.pb": xplane()}
-    report = merge_traces(str(tmp_path / name), [put(tmp_path / "in", files)], strict=True)
+def test_the_other_outputs_are_aligned_too(tmp_path: Path, name: str) -> None:
+    report = merge_traces(str(tmp_path / name), [put(tmp_path / "in", WHOLE)], strict=True)
     assert [rank.aligned for rank in report.ranks] == [True]
     if name.endswith(".zip"):
         assert list((report.rewritten or {}).values()) == ["its slices overlap, which viewers drop"]

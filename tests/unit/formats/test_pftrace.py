@@ -67,14 +67,14 @@ def name_of(annotation: Any, texts: dict[str, dict[int, Any]]) -> str:
     return texts["debug_annotation_names"][annotation.name_iid] if annotation.name_iid else annotation.name
 
 
+def written(store: PacketStore) -> Any:
+    return trace(*iter(store.packets, None))
+
+
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_a_number_is_what_it_was(number: int) -> None:
     packet = trace(pftrace.packet(b"\x40" + pftrace.varint(number))).packet[0]
     assert packet.timestamp == number % 2**64
-
-
-def written(store: PacketStore) -> Any:
-    return trace(*iter(store.packets, None))
 
 
 @given(
@@ -98,10 +98,8 @@ def test_an_event_is_what_it_was(
     assert {packet.trusted_packet_sequence_id for packet in read.packet} == {number}
     assert [packet.sequence_flags for packet in read.packet] == [1] + [2] * (len(read.packet) - 1)
     start, begin, end = read.packet[-3:]
-    assert [(clock.clock_id, clock.timestamp, clock.is_incremental) for clock in start.clock_snapshot.clocks] == [
-        (6, 0, False),
-        (64, 0, True),
-    ]
+    clocks = [(clock.clock_id, clock.timestamp, clock.is_incremental) for clock in start.clock_snapshot.clocks]
+    assert clocks == [(6, 0, False), (64, 0, True)]
     assert start.trace_packet_defaults.timestamp_clock_id == 64
     assert start.trace_packet_defaults.track_event_defaults.track_uuid == uuid
     event = begin.track_event
@@ -192,12 +190,3 @@ def test_tracks_are_described_as_perfetto_defines_them() -> None:
     assert not merged.HasField("sibling_merge_behavior")
     units = [(counter.counter.unit, counter.counter.unit_name) for counter in counters]
     assert units == [(3, ""), (1, ""), (0, "%"), (0, "")]
-
-
-def test_a_snapshot_and_a_value_of_metadata_are_read_back() -> None:
-    clocks, kept = trace(
-        pftrace.sequence_packet(3, pftrace.clock_snapshot(5, 6)),
-        pftrace.sequence_packet(3, pftrace.metadata_value("run", b'{"a":1}')),
-    ).packet
-    assert [(clock.clock_id, clock.timestamp) for clock in clocks.clock_snapshot.clocks] == [(6, 5), (1, 6)]
-    assert [(value.name, value.json_value) for value in kept.chrome_events.metadata] == [("run", '{"a":1}')]

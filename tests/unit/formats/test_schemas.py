@@ -23,22 +23,17 @@ from tracekit.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDER = Path(__file__).resolve().parents[3] / "schemas"
+FILES = sorted((Path(__file__).resolve().parents[3] / "schemas").glob("*.schema.json"))
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.schema.json")), ids=lambda path: path.name)
-def test_each_schema_is_a_valid_schema_and_the_package_finds_it(path: Path) -> None:
-    found = load_schema(path.name.removesuffix(".schema.json"))
-    assert found == json.loads(path.read_text())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_each_schema_is_valid_by_itself_and_the_package_finds_it(path: Path) -> None:
+    """Users validate with the file alone: no registry, no other file, nothing fetched."""
+    found = json.loads(path.read_text())
+    assert found == load_schema(path.name.removesuffix(".schema.json"))
     Draft202012Validator.check_schema(found)
     assert found["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert found["$id"].startswith("urn:tracekit:schema:")
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.schema.json")), ids=lambda path: path.name)
-def test_each_schema_file_resolves_all_references_by_itself(path: Path) -> None:
-    """Users validate with the file alone: no registry, no other file, nothing fetched."""
-    found = json.loads(path.read_text())
     resolver = Registry().with_resource(found["$id"], Resource.from_contents(found)).resolver()
     for reference in references(found):
         resolver.lookup(reference)
@@ -46,7 +41,7 @@ def test_each_schema_file_resolves_all_references_by_itself(path: Path) -> None:
 
 @pytest.mark.parametrize("command", RESULTS)
 def test_the_schema_of_a_result_is_that_of_its_definition(command: str) -> None:
-    text = (FOLDER / f"{command}.schema.json").read_text()
+    text = (FILES[0].parent / f"{command}.schema.json").read_text()
     assert text == schema_text(command), "run python -m tests.result_schemas"
 
 
@@ -63,7 +58,7 @@ def references(schema: Any, base: str = "") -> Iterator[str]:
 
 
 def test_the_event_schema_checks_metadata_events_without_another_file() -> None:
-    validator = Draft202012Validator(json.loads((FOLDER / "trace_event.schema.json").read_text()))
+    validator = Draft202012Validator(load_schema(TRACE_EVENT))
     event = {"ph": "M", "name": "tracekit_metadata", "pid": 1, "args": METADATA}
     anchor = {"ph": "M", "name": "tracekit_clock_anchor", "pid": 1, "args": METADATA["clock"]}
     assert [validator.is_valid(good) for good in (event, anchor)] == [True, True]
@@ -79,14 +74,10 @@ def test_the_rank_metadata_in_the_event_schema_is_a_copy_of_its_own_file() -> No
 
 def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:
     found = load_schema(RANK_METADATA)
-    # These are only in some files: where the system tells, of a rank's children, and of versions that know it.
+    # Only some systems, processes and versions write these.
     optional = {"start_ticks", "parent_pid", "worker", "counts"}
     assert set(found["required"]) | optional == set(found["properties"]) == set(METADATA) | optional
     assert all(len(field["description"]) > 20 for field in found["properties"].values())
-
-
-def test_good_rank_metadata_fits() -> None:
-    assert compile_schema(RANK_METADATA)(METADATA) is None
 
 
 @pytest.mark.parametrize(
@@ -94,6 +85,7 @@ def test_good_rank_metadata_fits() -> None:
     [
         ("rank", "0"),
         ("rank", True),
+        ("rank", "0" * 10_000),
         ("world_size", 0),
         ("baseTimeNanoseconds", 1.5),
         ("boot_id", 5),
@@ -107,14 +99,10 @@ def test_good_rank_metadata_fits() -> None:
     ],
 )
 def test_wrong_rank_metadata_is_refused_with_the_name_of_the_field(field: str, value: Any) -> None:
-    wrong = compile_schema(RANK_METADATA)({**METADATA, field: value})
-    assert wrong is not None
+    check = compile_schema(RANK_METADATA)
+    assert check(METADATA) is None
+    wrong = check({**METADATA, field: value}) or ""
     assert wrong.startswith(f"{field}:")
-
-
-def test_a_long_value_is_cut_in_the_message() -> None:
-    wrong = compile_schema(RANK_METADATA)({**METADATA, "rank": "0" * 10_000})
-    assert wrong is not None
     assert len(wrong) < 300
 
 
@@ -129,19 +117,17 @@ def test_only_compiling_imports_jsonschema() -> None:
     assert "jsonschema" not in vars(schemas)
 
 
-values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from([-(2**63) - 1, -(2**63), -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64]),
-    st.sampled_from([-0.5, 0.0, 0.25, 1.0, 1e300, 4360038729919.997]),
-    st.sampled_from(["", "t", "p", "g", "e", "0x1f", "zz", "name"]),
-    st.sampled_from(
-        [[], {}, {"local": 1}, {"local": "a"}, {"global": 1}, {"name": "x"}, {"name": 1}, {"a": 1.5}, {"a": None}]
-    ),
-    st.sampled_from([{"sort_index": 1}, {"sort_index": 1.5}, {"wall_ns": 1, "monotonic_ns": 1, "error_ns": -1}]),
-    st.sampled_from([{"step_ns": 1, "monotonic_ns": 1}, {"file": ""}, {"file": "a"}]),
-    st.sampled_from([{"slices": 1, "instants": 0, "counters": 0, "dropped": {"full": n}} for n in (0, -1, "1")]),
-)
+values = st.sampled_from(
+    [
+        None, False, True, -(2**63) - 1, -(2**63), -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64,
+        -0.5, 0.0, 0.25, 1.0, 1e300, 4360038729919.997,
+        "", "t", "p", "g", "e", "0x1f", "zz", "name",
+        [], {}, {"local": 1}, {"local": "a"}, {"global": 1}, {"name": "x"}, {"name": 1}, {"a": 1.5}, {"a": None},
+        {"sort_index": 1}, {"sort_index": 1.5}, {"wall_ns": 1, "monotonic_ns": 1, "error_ns": -1},
+        {"step_ns": 1, "monotonic_ns": 1}, {"file": ""}, {"file": "a"},
+        *({"slices": 1, "instants": 0, "counters": 0, "dropped": {"full": n}} for n in (0, -1, "1")),
+    ]
+)  # fmt: skip
 good: dict[str, Any] = {"name": "x", "cat": "c", "ts": 1.5, "dur": 1, "pid": 1, "tid": 1}
 names = ["process_name", "thread_sort_index", "tracekit_clock_anchor", "tracekit_clock_step", "tracekit_companion"]
 events = st.builds(
@@ -159,10 +145,15 @@ events = st.builds(
 )
 
 
+def assert_one_verdict(*alike: dict[str, Any]) -> None:
+    """Check two events against the schema, which validation does for one of each shape only."""
+    if shape(alike[0]) == shape(alike[1]):
+        assert len({compile_schema(TRACE_EVENT)(event) is None for event in alike}) == 1
+
+
 @given(events, events)
 def test_events_of_one_shape_have_one_verdict(first: dict[str, Any], second: dict[str, Any]) -> None:
-    wrong = compile_schema(TRACE_EVENT)
-    assert (shape(first) != shape(second)) or ((wrong(first) is None) == (wrong(second) is None))
+    assert_one_verdict(first, second)
 
 
 scalars = st.one_of(st.integers(-(2**65), 2**65), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5))
@@ -170,6 +161,5 @@ scalars = st.one_of(st.integers(-(2**65), 2**65), st.floats(allow_nan=False, all
 
 @given(st.sampled_from(["pid", "ts", "id", "s"]), scalars, scalars, st.sampled_from("XCsib"))
 def test_values_of_one_shape_have_one_verdict(key: str, first: Any, second: Any, phase: str) -> None:
-    wrong = compile_schema(TRACE_EVENT)
-    events_ = [{"ph": phase, **good, "args": {"a": 1}, key: value} for value in (first, second)]
-    assert (shape(events_[0]) != shape(events_[1])) or ((wrong(events_[0]) is None) == (wrong(events_[1]) is None))
+    event = {"ph": phase, **good, "args": {"a": 1}}
+    assert_one_verdict({**event, key: first}, {**event, key: second})

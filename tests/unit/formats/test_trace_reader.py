@@ -35,7 +35,6 @@ EVENTS: list[dict[str, Any]] = [
     }
     for i in range(50)
 ]
-TWO = '[{"ph":"X","name":"a","ts":1},{"ph":"X","name":"b","ts":2}]'
 
 
 def read(path: Path) -> tuple[TraceReader, list[dict[str, Any]]]:
@@ -82,13 +81,9 @@ def test_every_layout_gives_the_events_and_the_header(write: Any, indent: Any, p
     content = json.dumps(value, indent=indent).encode()
     reader, events = read(write(gzip.compress(content) if packed else content))
     assert events == EVENTS
-    assert reader.events == len(EVENTS)
-    assert reader.form == ("array" if form == "array" else "object")
-    assert reader.header == ({} if form == "array" else header)
-    assert reader.compressed is packed
-    assert reader.repairs == []
-    assert reader.drops == []
-    assert reader.bytes_read == len(content)
+    assert (reader.form, reader.header) == (("array", {}) if form == "array" else ("object", header))
+    assert (reader.events, reader.bytes_read, reader.compressed) == (len(EVENTS), len(content), packed)
+    assert (reader.repairs, reader.drops) == ([], [])
 
 
 def test_events_without_their_bracket_are_refused_with_the_way_to_save_them(write: Any) -> None:
@@ -103,41 +98,34 @@ def test_keys_before_the_events_are_known_before_the_events_are_read(write: Any)
     assert reader.header == {"rank": 3, "traceName": "x"}
 
 
+B = '{"ph":"X","name":"b","ts":2}'
+
+
 @pytest.mark.parametrize(
-    ("text", "name", "kind"),
+    ("text", "event", "kind"),
     [
-        ('[{"ph":"X","name":"quote "q"","ts":1},{"ph":"X","name":"b","ts":2}]', 'quote "q"', "unescaped_quote"),
-        ('[{"ph":"X","name":"d["k"]","ts":1},{"ph":"X","name":"b","ts":2}]', 'd["k"]', "unescaped_quote"),
-        ('[{"ph":"X","name":"f("a", "b")","ts":1},{"ph":"X","name":"b","ts":2}]', 'f("a", "b")', "unescaped_quote"),
-        ('[{"ph":"X","name":"t\tn\n","ts":1},{"ph":"X","name":"b","ts":2}]', "t\tn\n", "control_character"),
-        ('[{"ph":"X","name":"\\ud83d\\ude00","ts":1},{"ph":"X","name":"b","ts":2}]', "😀", "surrogate_escape"),
-        ('[{"ph":"X","name":"\\ud83d!","ts":1},{"ph":"X","name":"b","ts":2}]', "\ufffd!", "lone_surrogate"),
-        (b'[{"ph":"X","name":"caf\xe9","ts":1},{"ph":"X","name":"b","ts":2}]', "caf\ufffd", "invalid_utf8"),
-        ('[{"ph":"X","name":"C:\\q","ts":1},{"ph":"X","name":"b","ts":2}]', "C:\\q", "bad_escape"),
-        ('[{"ph":"X","name":"a","ts":1,},{"ph":"X","name":"b","ts":2}]', "a", "trailing_comma"),
-        ('[{"ph":"X","name":"a","ts":1}{"ph":"X","name":"b","ts":2}]', "a", "missing_comma"),
-        ('[{"ph":"X","name":"a","ts":1},\n{"ph":"X","name":"b","ts":2},]', "a", "trailing_comma"),
-        ('[{"ph":"X","name":"a","ts":1,"args":{"x":ncclFloat32}},{"ph":"X","name":"b","ts":2}]', "a", "bare_word"),
-        ('[{"ph":"X","name":"a","ts":1,"args":{"x":-Infinity}},{"ph":"X","name":"b","ts":2}]', "a", "not_finite"),
-        ('[{"ph":"X","name":"a","ts":1},{"ph":"X","name":"b","ts":2}', "a", "cut_file"),
+        ('{"ph":"X","name":"quote "q""},' + B, {"name": 'quote "q"'}, "unescaped_quote"),
+        ('{"ph":"X","name":"d["k"]"},' + B, {"name": 'd["k"]'}, "unescaped_quote"),
+        ('{"ph":"X","name":"f("a", "b")"},' + B, {"name": 'f("a", "b")'}, "unescaped_quote"),
+        ('{"ph":"X","name":"t\tn\n"},' + B, {"name": "t\tn\n"}, "control_character"),
+        ('{"ph":"X","name":"\\ud83d\\ude00"},' + B, {"name": "😀"}, "surrogate_escape"),
+        ('{"ph":"X","name":"\\ud83d!"},' + B, {"name": "\ufffd!"}, "lone_surrogate"),
+        (b'{"ph":"X","name":"caf\xe9"},' + B.encode(), {"name": "caf\ufffd"}, "invalid_utf8"),
+        ('{"ph":"X","name":"C:\\q"},' + B, {"name": "C:\\q"}, "bad_escape"),
+        ('{"ph":"X","name":"a",},' + B, {"name": "a"}, "trailing_comma"),
+        ('{"ph":"X","name":"a"}' + B, {"name": "a"}, "missing_comma"),
+        ('{"ph":"X","name":"a"},\n' + B + ",", {"name": "a"}, "trailing_comma"),
+        ('{"ph":"X","args":{"x":ncclFloat32}},' + B, {"args": {"x": "ncclFloat32"}}, "bare_word"),
+        ('{"ph":"X","args":{"x":-Infinity}},' + B, {"args": {"x": "-Infinity"}}, "not_finite"),
+        ('{"ph":"X","args":{"x":NaN,"b":1.5}},' + B, {"args": {"x": "NaN", "b": 1.5}}, "not_finite"),
+        ('{"ph":"X","name":"\\\\ud83d"},' + B, {"name": "\\ud83d"}, None),
     ],
 )
-def test_a_broken_event_is_repaired_and_counted(write: Any, text: str | bytes, name: str, kind: str) -> None:
-    reader, events = read(write(text))
-    assert [event["name"] for event in events] == [name, "b"]
-    assert list(kinds(reader)) == [kind]
+def test_a_broken_event_is_repaired_and_counted(write: Any, text: Any, event: dict[str, Any], kind: str | None) -> None:
+    reader, events = read(write(b"[%b]" % text if isinstance(text, bytes) else f"[{text}]"))
+    assert events == [{"ph": "X", **event}, json.loads(B)]
+    assert list(kinds(reader)) == ([kind] if kind else [])
     assert reader.drops == []
-
-
-def test_a_surrogate_escape_after_an_escaped_backslash_is_plain_text(write: Any) -> None:
-    reader, events = read(write(r'[{"ph":"X","name":"\\ud83d","ts":1}]'))
-    assert events[0]["name"] == r"\ud83d"
-    assert reader.repairs == []
-
-
-def test_nan_becomes_text_that_says_so(write: Any) -> None:
-    _, events = read(write('[{"ph":"C","name":"loss","args":{"a":NaN,"b":1.5}}]'))
-    assert events[0]["args"] == {"a": "NaN", "b": 1.5}
 
 
 def test_a_repair_says_where_in_the_file(write: Any) -> None:
@@ -198,9 +186,8 @@ def test_white_space_without_end_takes_no_memory(tmp_path: Path, head: bytes) ->
 @pytest.mark.parametrize("head", [b"", b"["])
 def test_white_space_is_not_read_for_ever(write: Any, monkeypatch: pytest.MonkeyPatch, head: bytes) -> None:
     monkeypatch.setattr(window, "_MAX_UNREADABLE_BYTES", 1 << 18)
-    path = write(head + b" " * (1 << 20))
     with pytest.raises(TraceFormatError, match="bytes of it are nothing but white space"):
-        TraceReader(str(path))
+        TraceReader(str(write(head + b" " * (1 << 20))))
 
 
 @pytest.mark.parametrize("piece", [b"{", b'{"ph":\n', b'"', b'{"ph":"X","args":{"l":[1,'])
@@ -216,11 +203,6 @@ def test_what_begins_with_nothing_readable_is_not_read_to_its_end(
         assert [event for run in reader.runs() for event in run] == []
     assert reader.bytes_read < 1 << 20
     assert [drop.kind for drop in reader.drops] == ["broken_event"]
-
-
-def test_an_event_larger_than_a_piece_is_read_whole(write: Any) -> None:
-    big = {"ph": "X", "name": "x" * 3_000_000}
-    assert read(write(json.dumps([EVENTS[0], big, EVENTS[1]])))[1] == [EVENTS[0], big, EVENTS[1]]
 
 
 def test_unknown_keys_are_kept(write: Any) -> None:
@@ -248,10 +230,9 @@ def test_every_prefix_of_a_file_gives_a_prefix_of_its_events_or_one_clear_error(
     value = events if form == "array" else {"baseTimeNanoseconds": 1, "traceEvents": events, "traceName": "x"}
     content = json.dumps(value, indent=1).encode()
     content = gzip.compress(content) if packed else content
-    path = write(content)
     most = 0
     for length in range(len(content)):
-        path.write_bytes(content[:length])
+        path = write(content[:length])
         try:
             reader, got = read(path)
         except TraceFormatError as error:
@@ -296,7 +277,6 @@ def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
         (b"0", 0),
         (b"1694128201435418", 1694128201435418000),
         (b"4360038729919.997", 4360038729919997),
-        (b"1.5", 1500),
         (b"7.2709999999999999", 7271),
         (b"0.0005", 1),
         (b"-0.0005", -1),
@@ -304,14 +284,7 @@ def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
         (b'"200.5"', 200500),
         (b"1e3", 1000000),
         (b"1727743122000000.123456", 1727743122000000123),
-        (b"NaN", None),
-        (b'"NaN"', None),
-        (b"null", None),
-        (b"1e400", None),
-        (b"9" * 30, None),
-        (b'"later"', None),
-        (b"{}", None),
-        (b"", None),
+        *((text, None) for text in (b"NaN", b'"NaN"', b"null", b"1e400", b"9" * 30, b'"later"', b"{}", b"")),
     ],
 )
 def test_microseconds_become_exact_nanoseconds(text: bytes, ns: int | None) -> None:
@@ -326,9 +299,7 @@ def test_nanoseconds_are_written_with_three_decimals_and_read_back(ns: int) -> N
     assert math.isclose(float(text) * 1000, ns, rel_tol=1e-12)
 
 
-INNER, ONE, TWO = (
-    b'{"ph":"X","name":"%b","pid":1,"tid":1,"ts":1,"dur":1}' % name for name in (b"inner", b"one", b"two")
-)
+INNER, ONE, TWO = (b'{"ph":"X","name":"%b","ts":1,"dur":1}' % name for name in (b"inner", b"one", b"two"))
 WHERE_EVENTS_STAND = {
     "inside of an earlier key": (b'{"otherData":{"traceEvents":[%b]},"traceEvents":[%b]}' % (INNER, ONE), ["one"]),
     "inside of a later key": (b'{"traceEvents":[%b],"otherData":{"traceEvents":[%b]}}' % (ONE, INNER), ["one"]),
@@ -337,8 +308,8 @@ WHERE_EVENTS_STAND = {
     "after an array that is not closed": (b'{"a":[{"b":1},"traceEvents":[%b]}' % ONE, ["one"]),
     "twice": (b'{"traceEvents":[%b],"x":1,"traceEvents":[%b],"y":2}' % (ONE, TWO), ["one", "two"]),
     "twice, in two layouts": (
-        b'{"traceEvents":[%b,\n%b],"traceEvents":[ %b , %b ]}' % (ONE, ONE, TWO, TWO),
-        ["one", "one", "two", "two"],
+        b'{"traceEvents":[%b,\n%b],"traceEvents":[ %b ]}' % (ONE, ONE, TWO),
+        ["one", "one", "two"],
     ),
     "after null": (b'{"traceEvents":null,"traceEvents":[%b]}' % ONE, ["one"]),
     "in a second document": (b'{"traceEvents":[%b]}{"traceEvents":[%b]}' % (ONE, TWO), ["one"]),

@@ -1,4 +1,4 @@
-"""Which collective of one rank is which of another; and when nobody can tell."""
+"""Matching the collectives of two ranks, and refusing to match without proof."""
 
 from __future__ import annotations
 
@@ -28,24 +28,17 @@ def irregular(count: int, seed: int = 0) -> list[int]:
     return sorted(chance.sample(range(0, count * 5 * MS, 1000), count))
 
 
+def numbered(*numbers: int | None, period: int = MS, shift: int = 0) -> list[Collective]:
+    return [done(at * period + shift, sequence=number) for at, number in enumerate(numbers)]
+
+
 def test_numbers_decide_whatever_the_times_say() -> None:
-    ours = [done(number * MS, sequence=number) for number in range(10)]
-    theirs = [done(5 * number * MS + 3, sequence=number) for number in range(4, 14)]
-    assert ends(match(ours, theirs)) == [(number * MS, 5 * number * MS + 3) for number in range(4, 10)]
+    found = match(numbered(*range(10)), numbered(*range(4, 14), period=5 * MS, shift=3))
+    assert ends(found) == [((4 + at) * MS, 5 * at * MS + 3) for at in range(6)]
 
 
 def test_a_number_that_comes_twice_is_nobodys() -> None:
-    ours = [done(number * MS, sequence=number % 8) for number in range(10)]
-    theirs = [done(number * MS, sequence=number) for number in range(8)]
-    assert len(ends(match(ours, theirs))) == 6
-
-
-def test_two_numbers_in_common_are_too_few() -> None:
-    ours = [done(number * MS, sequence=number) for number in range(3)]
-    theirs = [done(number * MS, sequence=number) for number in range(1, 4)]
-    found = match(ours, theirs)
-    assert isinstance(found, str)
-    assert "only 2" in found
+    assert len(ends(match(numbered(*range(8), 0, 1), numbered(*range(8))))) == 6
 
 
 def test_parts_of_a_run_are_matched_where_they_overlap() -> None:
@@ -63,25 +56,37 @@ def test_gaps_in_both_do_not_shift_what_follows() -> None:
     assert ends(match(ours, theirs)) == expected
 
 
-def test_steps_tell_apart_what_repeats() -> None:
-    ours = [done(number * 10 * MS, step=number // 2) for number in range(12)]
-    theirs = [done(number * 10 * MS + 5 * MS, step=number // 2) for number in range(12)]
-    # Two alike in each step: the offset by a whole period has half the votes of the true one at most.
+@pytest.mark.parametrize("count", [12, 17])
+def test_steps_and_sizes_tell_apart_what_repeats(count: int) -> None:
+    def repeated(shift: int) -> list[Collective]:
+        # Two alike in each step: the offset by a whole period has half the votes of the true one at most.
+        own = [{"step": number // 2} if count == 12 else {"size": str(number)} for number in range(count)]
+        return [done(number * 10 * MS + shift, **each) for number, each in enumerate(own)]  # type: ignore[arg-type]
+
+    times = [number * 10 * MS for number in range(count)]
+    assert ends(match(repeated(0), repeated(5 * MS))) == [(time, time + 5 * MS) for time in times]
+
+
+THREE = [done(time) for time in (1 * MS, 5 * MS, 6 * MS)]
+PERIODIC = [done(number * 10 * MS) for number in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "reason"),
+    [
+        (numbered(0, 1, 2), numbered(1, 2, 3), "only 2"),
+        (PERIODIC, [done(number * 10 * MS + 2 * MS) for number in range(50)], "fit at more than one offset"),
+        (THREE, THREE, ""),
+        (THREE, [], "no collectives of a process group of both"),
+    ],
+    ids=["two numbers in common", "a period of its own", "three alike", "none"],
+)
+def test_collectives_that_prove_nothing_are_refused(
+    ours: list[Collective], theirs: list[Collective], reason: str
+) -> None:
     found = match(ours, theirs)
-    assert ends(found) == [(number * 10 * MS, number * 10 * MS + 5 * MS) for number in range(12)]
-
-
-def test_a_period_of_its_own_is_refused() -> None:
-    ours = [done(number * 10 * MS) for number in range(50)]
-    theirs = [done(number * 10 * MS + 2 * MS) for number in range(50)]
-    found = match(ours, theirs)
-    assert found == "their collectives fit at more than one offset"
-
-
-def test_sizes_tell_apart_what_repeats() -> None:
-    ours = [done(number * 10 * MS, size=str(number % 17)) for number in range(17)]
-    theirs = [done(number * 10 * MS + 2 * MS, size=str(number % 17)) for number in range(17)]
-    assert len(ends(match(ours, theirs))) == 17
+    assert isinstance(found, str)
+    assert reason in found
 
 
 def test_unrelated_collectives_are_refused() -> None:
@@ -89,12 +94,6 @@ def test_unrelated_collectives_are_refused() -> None:
         ours = [done(time) for time in irregular(8 + seed % 40, seed)]
         theirs = [done(time) for time in irregular(8 + seed % 40, seed + 1000)]
         assert isinstance(match(ours, theirs), str), seed
-
-
-def test_three_alike_are_too_few_and_none_is_none() -> None:
-    three = [done(time) for time in (1 * MS, 5 * MS, 6 * MS)]
-    assert isinstance(match(three, three), str)
-    assert match(three, []) == "no collectives of a process group of both"
 
 
 def test_long_traces_are_followed_while_the_clocks_drift() -> None:
@@ -119,8 +118,8 @@ def test_match_follows_a_drift_over_ten_minutes_however_far_apart_collectives_ar
 
 
 def test_numbers_of_a_part_are_enough() -> None:
-    ours = [done(number * MS, sequence=number if number % 2 else None) for number in range(10)]
-    theirs = [done(number * MS + 7, sequence=number if number > 4 else None) for number in range(10)]
+    ours = numbered(*(number if number % 2 else None for number in range(10)))
+    theirs = numbered(*(number if number > 4 else None for number in range(10)), shift=7)
     assert ends(match(ours, theirs)) == [(number * MS, number * MS + 7) for number in (5, 7, 9)]
 
 
@@ -131,26 +130,16 @@ def test_on_one_clock_the_nearest_is_taken_once() -> None:
     assert match_near([], theirs, 0) == []
 
 
+KINDS = {
+    "all_reduce": ("allreduce", "nccl:all_reduce", "allreduce_coalesced"),
+    "all_gather": ("_allgather_base", "all_gather_into_tensor_coalesced"),
+    "reduce_scatter": ("_reduce_scatter_base", "ReduceScatter"),
+    "all_to_all": ("all_to_allv", "alltoall_base"),
+    **{name: (name,) for name in ("barrier", "broadcast", "gather", "scatter", "send", "recv")},
+    "reduce": ("Reduce",),
+    "": ("SendRecv", "Generic", "wait"),
+}
+
+
 def test_names_of_torch_nccl_and_gloo_have_a_kind() -> None:
-    kinds = {
-        "allreduce": "all_reduce",
-        "nccl:all_reduce": "all_reduce",
-        "allreduce_coalesced": "all_reduce",
-        "_allgather_base": "all_gather",
-        "all_gather_into_tensor_coalesced": "all_gather",
-        "_reduce_scatter_base": "reduce_scatter",
-        "ReduceScatter": "reduce_scatter",
-        "all_to_allv": "all_to_all",
-        "alltoall_base": "all_to_all",
-        "barrier": "barrier",
-        "broadcast": "broadcast",
-        "Reduce": "reduce",
-        "gather": "gather",
-        "scatter": "scatter",
-        "send": "send",
-        "recv": "recv",
-        "SendRecv": "",
-        "Generic": "",
-        "wait": "",
-    }
-    assert {name: kind_of(name) for name in kinds} == kinds
+    assert {kind: tuple(name for name in names if kind_of(name) == kind) for kind, names in KINDS.items()} == KINDS

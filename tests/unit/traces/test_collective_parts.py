@@ -1,4 +1,4 @@
-"""What events of torch's traces say of collectives, through the years."""
+"""Reading collectives from the events of torch's traces of several years."""
 
 from __future__ import annotations
 
@@ -135,11 +135,9 @@ def test_the_ranks_of_an_earlier_merge_are_told_apart(tmp_path: Path) -> None:
 
 def test_members_keep_the_same_of_many(tmp_path: Path) -> None:
     events = [kernel("AllGather", 20 * count, **COMMS, Seq=count) for count in range(1, 2000)]
-    (all_of_them,) = read(tmp_path, *events).values()
-    first, later = thinned(all_of_them, 300), thinned(all_of_them[700:], 300)
+    (found,) = read(tmp_path, *events).values()
+    first, later = ({one.sequence or 0 for one in thinned(part, 300)} for part in (found, found[700:]))
     assert 150 < len(first) <= 300
-    assert {one.sequence for one in later} & {one.sequence for one in first} >= {
-        one.sequence for one in first if (one.sequence or 0) > 700
-    }
-    unnumbered = [one._replace(sequence=None) for one in all_of_them]
+    assert later >= {number for number in first if number > 700}
+    unnumbered = [one._replace(sequence=None) for one in found]
     assert thinned(unnumbered, 300) == unnumbered[:150] + unnumbered[-150:]

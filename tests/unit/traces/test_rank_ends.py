@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -18,11 +17,11 @@ from tracekit.traces import rank_ends
 from tracekit.traces.rank_ends import RankEnds, wait_for_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 PATIENCE_S = 100.0
 END = {"ph": "M", "name": "tracekit_summary", "args": {}}
+END_LINE = json.dumps(END, separators=(",", ":")).encode()
 
 
 def companion(name: str) -> dict[str, Any]:
@@ -36,6 +35,11 @@ def trace(rank: int, *events: dict[str, Any], closed: bool = True, **own: Any) -
     return f"{text}\n]\n".encode() if closed else f"{text},\n".encode()
 
 
+def write(folder: Path, **files: bytes) -> None:
+    for name, data in files.items():
+        (folder / f"{name}.json").write_bytes(data)
+
+
 def look(folder: Path | str, ranks: int = 2, timeout_s: float = 0, **options: Any) -> RankEnds:
     return wait_for_ranks([f"{folder}/rank*.json", f"{folder}/rank*.json.gz"], ranks, timeout_s, **options)
 
@@ -45,70 +49,56 @@ def names(ends: RankEnds) -> list[str]:
 
 
 def test_a_rank_has_ended_with_its_end_record_and_not_before(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_bytes(trace(0, END))
-    (tmp_path / "rank1.json").write_bytes(trace(1, *[{"ph": "i", "name": "tracekit_summary?"}] * 5000, closed=False))
+    longer = [{"ph": "i", "name": "tracekit_summary?"}] * 5000
+    write(tmp_path, rank0=trace(0, END), rank1=trace(1, *longer, closed=False))
     ends = look(tmp_path, 3)
     assert (ends.without_trace, ends.without_end, ends.complete) == ([2], [1], False)
     assert names(ends) == ["rank0.json", "rank1.json"]
     assert ends.missing() == ["rank 2 has no rank trace", "rank 1 has no end record in the rank trace"]
-    (tmp_path / "rank1.json").write_bytes(trace(1, END, closed=False))
+    write(tmp_path, rank1=trace(1, END, closed=False))
     assert look(tmp_path).complete, "killed after its end record"
 
 
 def test_a_rank_that_is_cut_within_its_end_record_has_not_ended(tmp_path: Path) -> None:
     whole = trace(0, END, closed=False).rstrip(b",\n")
-    for cut in range(1, len(json.dumps(END, separators=(",", ":")))):
-        (tmp_path / "rank0.json").write_bytes(whole[:-cut])
+    for cut in range(1, len(END_LINE)):
+        write(tmp_path, rank0=whole[:-cut])
         assert look(tmp_path, 1).without_end == [0], cut
 
 
-def grows(path: Path, *pieces: bytes) -> None:
-    for piece in pieces:
-        with path.open("ab") as file:
-            file.write(piece)
-
-
-@pytest.mark.parametrize("what", ["end", "file", "packed", "companion", "segment"])
-def test_what_comes_while_it_waits_is_seen(tmp_path: Path, what: str) -> None:
-    (tmp_path / "rank0.json").write_bytes(trace(0, END))
-    one = tmp_path / "rank1.json"
-    before, come = {
-        "end": (
-            trace(1, closed=False),
-            partial(grows, one, json.dumps(END, separators=(",", ":")).encode() + b"\n]\n"),
-        ),
-        "file": (b"", partial(grows, one, trace(1, END))),
-        "packed": (b"", partial(grows, tmp_path / "rank1.json.gz", gzip.compress(trace(1, END)))),
-        "companion": (trace(1, companion("t.json"), END), partial(grows, tmp_path / "t.json", b"{}")),
-        "segment": (trace(1), partial(grows, tmp_path / "rank1-2.json", trace(1, END))),
-    }[what]
-    if before:
-        one.write_bytes(before)
+@pytest.mark.parametrize(
+    ("before", "name", "comes"),
+    [
+        (trace(1, closed=False), "rank1.json", trace(1, closed=False) + END_LINE + b"\n]\n"),
+        (b"", "rank1.json", trace(1, END)),
+        (b"", "rank1.json.gz", gzip.compress(trace(1, END))),
+        (trace(1, companion("t.json"), END), "t.json", b"{}"),
+        (trace(1), "rank1-2.json", trace(1, END)),
+    ],
+    ids=["end", "file", "packed", "companion", "segment"],
+)
+def test_what_comes_while_it_waits_is_seen(tmp_path: Path, before: bytes, name: str, comes: bytes) -> None:
+    write(tmp_path, rank0=trace(0, END), **({"rank1": before} if before else {}))
     reported: list[list[str]] = []
 
     def report(ends: RankEnds) -> None:
         reported.append(ends.missing())
-        come()
+        (tmp_path / name).write_bytes(comes)
 
     assert look(tmp_path, timeout_s=PATIENCE_S, report=report).complete
     assert len(reported) == 1
 
 
 def test_traces_that_rank_traces_name_are_found_from_their_folder(tmp_path: Path) -> None:
-    for folder, name in (("torch", "of0.json"), ("run", "beside.json")):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / name).write_text("{}")
-    named = [
-        companion("../torch/of0.json"),
-        companion("beside.json"),
-        companion("gone/x.json"),
-        companion("s3://b/x.json"),
-    ]
-    (tmp_path / "run" / "rank0.json").write_bytes(trace(0, *named, END))
-    (tmp_path / "run" / "rank1.json").write_bytes(trace(1, companion("../torch/of0.json"), closed=False))
-    ends = look(tmp_path / "run")
+    run, torch = tmp_path / "run", tmp_path / "torch"
+    run.mkdir()
+    torch.mkdir()
+    named = [companion(name) for name in ("../torch/of0.json", "beside.json", "gone/x.json", "s3://b/x.json")]
+    write(torch, of0=b"{}")
+    write(run, beside=b"{}", rank0=trace(0, *named, END), rank1=trace(1, named[0], closed=False))
+    ends = look(run)
     assert names(ends) == ["rank0.json", "rank1.json", "of0.json", "beside.json", "of0.json"]
-    assert ends.without_companion == [(0, str(tmp_path / "run" / "gone" / "x.json"))], "a local trace names no URL"
+    assert ends.without_companion == [(0, str(run / "gone" / "x.json"))], "a local trace names no URL"
 
 
 def test_handlers_write_where_their_companions_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,23 +117,24 @@ def test_handlers_write_where_their_companions_are(tmp_path: Path, monkeypatch: 
 
 
 def test_files_of_children_earlier_attempts_and_recorders_end_no_rank(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_bytes(trace(0, END, attempt=1))
-    (tmp_path / "rank1-try0.json").write_bytes(trace(1, END, attempt=0))
-    (tmp_path / "rank1-worker.json").write_bytes(trace(1, END, attempt=1, parent_pid=1))
-    (tmp_path / "rank1-dump.json").write_bytes(
-        trace(1, {"ph": "M", "name": "tracekit_dump", "args": {}}, END, attempt=1)
-    )
-    (tmp_path / "rank1.index.json").write_text('{"tracekit_index": 1, "run_id": "RUN", "rank": 1}')
+    dump = {"ph": "M", "name": "tracekit_dump", "args": {}}
+    files = {
+        "rank0": trace(0, END, attempt=1),
+        "rank1-try0": trace(1, END, attempt=0),
+        "rank1-worker": trace(1, END, attempt=1, parent_pid=1),
+        "rank1-dump": trace(1, dump, END, attempt=1),
+        "rank1.index": b'{"tracekit_index": 1, "run_id": "RUN", "rank": 1}',
+    }
+    write(tmp_path, **files)
     ends = look(tmp_path)
     assert ends.without_trace == [1]
     assert names(ends) == ["rank0.json", "rank1-try0.json", "rank1-worker.json"]
 
 
 def test_files_of_another_run_are_left_out_or_refused(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_bytes(trace(0, END))
-    (tmp_path / "rank1.json").write_bytes(trace(1, END, run_id="OTHER"))
-    assert names(look(tmp_path, run_id="RUN")) == ["rank0.json"]
-    assert look(tmp_path, run_id="RUN").without_trace == [1]
+    write(tmp_path, rank0=trace(0, END), rank1=trace(1, END, run_id="OTHER"))
+    ends = look(tmp_path, run_id="RUN")
+    assert (names(ends), ends.without_trace) == (["rank0.json"], [1])
     with pytest.raises(ConfigError, match=r"several runs; name one with --run: OTHER, RUN"):
         look(tmp_path)
 
@@ -165,10 +156,10 @@ def test_a_window_ends_with_its_file(tmp_path: Path) -> None:
     ids=["empty", "magic only", "cut", "data behind"],
 )
 def test_packed_files_that_cannot_be_read_to_their_end_have_not_ended(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "rank0.json").write_bytes(trace(0, END))
+    write(tmp_path, rank0=trace(0, END))
     (tmp_path / "rank1.json.gz").write_bytes(data)
-    ends = look(tmp_path)
-    assert ends.complete == data.endswith(b"rest")  # the end record is there; what follows is the merge's to report
+    # The last one has its end record; the merge reports the data behind it.
+    assert look(tmp_path).complete == data.endswith(b"rest")
 
 
 def test_nothing_at_all_is_an_error(tmp_path: Path) -> None:
@@ -176,25 +167,21 @@ def test_nothing_at_all_is_an_error(tmp_path: Path) -> None:
         look(tmp_path)
 
 
-@pytest.fixture
-def bucket() -> Callable[[str, bytes], None]:
+def test_objects_are_read_once_and_name_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     filesystem = fsspec.filesystem("memory")
     filesystem.store.clear()
-    return lambda name, data: filesystem.pipe_file(f"/bucket/{name}", data)
-
-
-def test_objects_are_read_once_and_name_objects(
-    bucket: Callable[[str, bytes], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket("RUN/rank0-part0000.json", trace(0, companion("../torch/t.json")))
-    bucket("RUN/rank0-part0001.json", trace(0, END))
-    bucket("RUN/rank1-part0000.json.gz", gzip.compress(trace(1)))
-    bucket("torch/t.json", b"{}")
+    for name, data in {
+        "RUN/rank0-part0000.json": trace(0, companion("../torch/t.json")),
+        "RUN/rank0-part0001.json": trace(0, END),
+        "RUN/rank1-part0000.json.gz": gzip.compress(trace(1)),
+        "torch/t.json": b"{}",
+    }.items():
+        filesystem.pipe_file(f"/bucket/{name}", data)
     opened: list[str] = []
     for module in (rank_ends, byte_stream):
         monkeypatch.setattr(module, "open_read", lambda path: opened.append(path) or open_read(path))
-    come = partial(bucket, "RUN/rank1-part0001.json.gz", gzip.compress(trace(1, END)))
-    ends = look("memory://bucket/RUN", timeout_s=PATIENCE_S, report=lambda _: come())
+    last = "/bucket/RUN/rank1-part0001.json.gz", gzip.compress(trace(1, END))
+    ends = look("memory://bucket/RUN", timeout_s=PATIENCE_S, report=lambda _: filesystem.pipe_file(*last))
     assert ends.complete
     assert names(ends)[-1] == "t.json"
     assert sorted(opened) == sorted(ends.traces[:-1] * 2), "once for the head and once for the rest"
