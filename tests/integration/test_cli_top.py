@@ -29,7 +29,9 @@ from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
 from tracekit.cli import top as verb
 from tracekit.testing import FakeClock
+from tracekit.view.live import Watch
 from tracekit.view.live.processes import Machine
+from tracekit.view.live.screen import run_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +104,7 @@ def look_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return code, document
 
 
-def test_a_person_is_told_who_is_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_person_and_script_are_told_who_is_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", str(folder), "--once"]) == 3
     out, err = capsys.readouterr()
     assert err == ""
@@ -117,26 +119,15 @@ def test_a_person_is_told_who_is_where(folder: Path, capsys: pytest.CaptureFixtu
     assert "nothing came for" in lines[6]
     assert lines[7] == "lost: no file of rank 2"
 
-
-def test_a_script_gets_a_document_a_look(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, look = look_of(capsys, str(folder))
-    assert code == 3
+    assert (code, look["other_runs"]) == (3, [])
     run = look["run"]
     assert (run["run_id"], run["state"], run["missing"], run["unhealthy"]) == ("run", "cut", [2], True)
     assert [rank["state"] for rank in run["ranks"]] == ["finished", "cut"]
     assert run["slowest"]["rank"] == 1
-    assert look["other_runs"] == []
 
 
-def test_a_run_that_is_well_ends_with_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = FakeClock()
-    with record(tmp_path, clock=clock) as profiler:
-        train(profiler, clock, 2)
-    code, look = look_of(capsys, str(tmp_path))
-    assert (code, look["run"]["state"]) == (0, "finished")
-
-
-def test_of_many_runs_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_many_runs_newest_or_named_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(("first", "second")):
         clock = FakeClock(wall_ns=(1_800_000_000 + number) * 10**9)
         with record(tmp_path, run_id=name, clock=clock) as profiler:
@@ -161,7 +152,7 @@ def test_of_many_runs_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture
         (["nothing-of-the-kind://x/y"], 1, "nothing-of-the-kind"),
     ],
 )
-def test_wrong_usage_is_told(
+def test_wrong_usage_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
     (tmp_path / "file.json").write_text("[]")
@@ -186,7 +177,7 @@ def test_names_cannot_speak_to_the_terminal(tmp_path: Path, capsys: pytest.Captu
     assert look["run"]["run_id"] == EVIL
 
 
-def test_a_counter_the_epoch_and_an_evaluation_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counters_epoch_and_evaluation_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeClock()
     with record(tmp_path, clock=clock) as profiler:
         profiler.next_epoch()
@@ -210,13 +201,10 @@ def test_a_counter_the_epoch_and_an_evaluation_are_shown(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("order", ["auto", "rank", "slowest", "step", "state", "lost", "quiet"])
-def test_ranks_can_be_sorted(folder: Path, capsys: pytest.CaptureFixture[str], order: str) -> None:
+def test_ranks_are_sorted_as_asked(folder: Path, capsys: pytest.CaptureFixture[str], order: str) -> None:
     assert main(["top", str(folder), "--once", "--sort", order]) == 3
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()[5:7]]
     assert rows == (["1", "0"] if order in ("slowest", "state", "quiet") else ["0", "1"])
-
-
-# ---- a job that runs ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Path) -> None:
@@ -301,9 +289,6 @@ def test_a_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest
         store.stop()
 
 
-# ---- the terminal -----------------------------------------------------------------------------------------------------------
-
-
 class Terminal:
     """A terminal of a size, in which top runs."""
 
@@ -368,13 +353,18 @@ def pictures(seen: str) -> list[list[str]]:
     return [[line.rstrip() for line in picture.split("\r\n")] for picture in plain if picture.strip()]
 
 
-def test_a_terminal_is_drawn_anew_and_given_back(tmp_path: Path) -> None:
+def test_terminal_is_drawn_anew_within_its_size_and_given_back(tmp_path: Path) -> None:
     clock = FakeClock()
-    with record(tmp_path, clock=clock, run_id="[red]a\x1b[2J", name="rank{rank}.json") as profiler:
+    own = {"world_size": 70, "run_id": "[red]a\x1b[2J", "name": "rank{rank}.json"}
+    for rank in range(1, 60):
+        ended = FakeClock()
+        with record(tmp_path, rank=rank, clock=ended, **own) as profiler:
+            train(profiler, ended, 1)
+    with record(tmp_path, clock=clock, **own) as profiler:
         train(profiler, clock, 2)
         terminal = Terminal(str(tmp_path), "--interval", "0.1", lines=12, columns=80)
         try:
-            terminal.read_until("step 2,")
+            terminal.read_until("step 2")
             train(profiler, clock, 5)
             terminal.read_until("step 7,")
             assert terminal.end() == 0
@@ -385,45 +375,30 @@ def test_a_terminal_is_drawn_anew_and_given_back(tmp_path: Path) -> None:
     for lines in drawn:
         assert len(lines) <= 12
         assert max(map(len, lines)) <= 80
-        assert lines[0].startswith("[red]a\ufffd[2J: recording, 1 rank")
+        assert lines[0].startswith("[red]a\ufffd[2J: recording, 60 of 70 ranks")
     ending = terminal.seen.partition(BACK)
     assert CURSOR in ending[0] + ending[2]
     assert "step 7," in ending[2]  # what was seen last stays
     assert "Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize(
-    ("lines", "columns"),
-    [(24, 80), (5, 80), *(pytest.param(*other, marks=pytest.mark.slow) for other in ((10, 80), (50, 200), (24, 40)))],
-)
-def test_many_ranks_fit_the_screen_and_the_worst_are_shown(tmp_path: Path, lines: int, columns: int) -> None:
-    for rank in range(60):
+@pytest.mark.parametrize(("height", "width"), [(5, 80), (9, 80), (10, 80), (24, 80), (24, 40), (24, 130), (50, 200)])
+def test_of_many_ranks_worst_are_shown_and_table_fits_screen(folder: Path, height: int, width: int) -> None:
+    for rank in range(2, 60):
         clock = FakeClock()
-        with record(tmp_path, rank=rank, world_size=70, clock=clock, name="rank{rank}.json") as profiler:
+        with record(folder, rank=rank, world_size=70, clock=clock) as profiler:
             train(profiler, clock, 3, slow=1 + rank / 100)
-    # Of a process on a machine that is gone.
-    cut = (tmp_path / "rank7.json").read_text()[:-400].replace('"host":"', '"host":"gone-')
-    (tmp_path / "rank7.json").write_text(cut)
-    os.utime(tmp_path / "rank7.json", (1, 1))
-    terminal = Terminal(str(tmp_path), lines=lines, columns=columns)
-    try:
-        terminal.read_until("cut")
-        terminal.read_until(HOME, after=terminal.seen.index("cut") + 2000)
-        assert terminal.end() == 0
-    finally:
-        terminal.close()
-    first = pictures(terminal.seen)[0]  # the last one may be cut short by Ctrl-C
-    assert len(first) <= lines
-    assert max(map(len, first)) <= columns
-    rows = [line.split() for line in first if line.strip()[:1].isdigit()]
-    assert rows[0][0] == "7"
-    assert "cut" in rows[0]
-    assert rows[1][0] == "59"
-    if lines < 50:
-        assert any(line.startswith(f"and {60 - len(rows)} ranks more; of all: ") for line in first)
+    look = Watch(str(folder)).look()
+    table = run_table(look, look.runs[0], width=width, height=height)
+    assert len(table.title) + 1 + len(table.rows) + len(table.below) <= height
+    assert max(map(len, table.title + table.below)) <= width
+    cells = zip(table.head, *table.rows, strict=True)
+    assert sum(max(map(len, column)) for column in cells) + 2 * (len(table.head) - 1) <= width
+    assert [row[:2] for row in table.rows[:2]] == [("1", "cut"), ("59", "finished")]
+    assert table.below[0].startswith(f"and {60 - len(table.rows)} ranks more; of all: 1 cut, 59 fi")
 
 
-def test_without_rich_it_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_there_is_no_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str, package: str | None = None) -> Any:
         if name.startswith("rich"):
             raise ImportError(name)
