@@ -27,7 +27,7 @@ ROWS = st.integers(1, 4).flatmap(
 
 
 @given(ROWS)
-def test_a_table_has_one_line_a_row_whatever_is_in_it(rows: Rows) -> None:
+def test_table_has_one_line_a_row_whatever_is_in_it(rows: Rows) -> None:
     lines = as_table(rows).split("\n")
     assert len(lines) == len(rows.rows) + 3
     assert lines[-1] == ""
