@@ -20,11 +20,9 @@ import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore
 from tests.served import TOKEN, Answer, Served, rank_trace, served
-from tracekit import JSONTraceHandler, Profiler
 from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TraceFormatError
-from tracekit.testing import FakeClock
 from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.ui import PerfettoUI
 from tracekit.view.serve.app import make_application
@@ -302,31 +300,6 @@ def test_two_runs_are_compared_in_the_words_of_diff(server: Served) -> None:
     assert "From good to team/cut" in page
     assert "before: 2 files, 2 ranks" in page
     assert server.get(f"/compare?a={first}&b=none").status == 404
-
-
-def test_run_that_ends_in_an_evaluation_has_the_summary_of_its_steps(tmp_path: Path) -> None:
-    folder = tmp_path / "root" / "trained"
-    clock = FakeClock()
-    with Profiler(JSONTraceHandler(str(folder / "rank{rank}.json")), run_id="trained", clock=clock.clock) as profiler:
-        for _ in range(20):
-            with profiler.marker("forward"):
-                clock.advance(1_000_000)
-            profiler.step()
-        with profiler.marker("evaluation"):
-            for _ in range(200):
-                with profiler.marker("forward"):
-                    clock.advance(1_000_000)
-    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
-        page = server.wait_for(run_of(server, "trained"), lambda answer: "Where the time goes" in answer.text).text
-        page = server.wait_for(run_of(server, "trained"), lambda answer: 'class="progress"' not in answer.text).text
-    assert "finished" in page
-    steps = re.search(r'<th scope="row">0</th><td class="n">(\d+)</td>', page)
-    assert steps is not None
-    assert 10 <= int(steps[1]) <= 20, "warm-up steps may be left out, and the evaluation is no step"
-    assert "stalled" not in page
-    row = re.search(r"<tr><th scope=\"row\"><bdi[^>]*>evaluation</bdi></th>.*</tr>", page)
-    assert row is not None
-    assert '<td class="n">0.0%</td></tr>' in row[0], "no part of a step"
 
 
 def test_run_in_an_evaluation_says_so(tmp_path: Path) -> None:
