@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fcntl
-import importlib
 import json
 import os
 import pty
@@ -18,6 +17,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,6 +43,7 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\u202eevil\r\n[bold red]markup[/]"
 JOB = """
 import sys, time
 from pathlib import Path
+from subprocess import PIPE
 from tracekit import JSONTraceHandler, Profiler
 
 folder, rank, stop = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
@@ -58,17 +59,23 @@ with Profiler(handler, rank=rank, world_size=2, run_id="job", flush_interval=0.0
 """
 
 
+def start(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+
+
+def top_once(*arguments: str) -> tuple[int, str]:
+    """Run ``tracekit top --once`` as a process; return its exit code and output."""
+    with start("-m", "tracekit", "top", "--once", *arguments, stdout=PIPE, stderr=PIPE, text=True) as process:
+        out, err = process.communicate(timeout=240)
+    assert err == ""
+    return process.returncode, out
+
+
 @contextlib.contextmanager
-def job(folder: str, scratch: Path, options: str = "{}") -> Iterator[list[subprocess.Popen[bytes]]]:
+def job(folder: str, scratch: Path, options: str = "{}") -> Iterator[list[subprocess.Popen[Any]]]:
     """Run two ranks until the block ends."""
     stop = scratch / "stop"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOB, folder, str(rank), str(stop), options],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        for rank in range(2)
-    ]
+    ranks = [start("-c", JOB, folder, str(rank), str(stop), options) for rank in range(2)]
     try:
         yield ranks
         stop.touch()
@@ -207,17 +214,12 @@ def test_ranks_are_sorted_as_asked(folder: Path, capsys: pytest.CaptureFixture[s
     assert rows == (["1", "0"] if order in ("slowest", "state", "quiet") else ["0", "1"])
 
 
-def test_a_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()
     with job(str(traces), tmp_path) as ranks:
-        top = subprocess.Popen(
-            [sys.executable, "-m", "tracekit", "top", str(traces), "--json", "--interval", "0.1"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            text=True,
-        )
+        arguments = ("-m", "tracekit", "top", str(traces), "--json", "--interval", "0.1")
+        top = start(*arguments, stdout=PIPE, stderr=PIPE, text=True)
         assert top.stdout is not None
         looks = (json.loads(line) for line in top.stdout)
         # At first a pause of one rank may count for more than its steps.
@@ -238,15 +240,9 @@ def test_a_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Pat
         top.send_signal(signal.SIGINT)
         _, err = top.communicate(timeout=240)
         assert (top.returncode, err) == (0, "")
-    done = subprocess.run(
-        [sys.executable, "-m", "tracekit", "top", str(traces), "--once", "--cut-after", "0.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 3, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()[5:7]] == [["0", "finished"], ["1", "cut"]]
+    code, out = top_once(str(traces), "--cut-after", "0.1")
+    assert code == 3
+    assert [line.split()[:2] for line in out.splitlines()[5:7]] == [["0", "finished"], ["1", "cut"]]
 
 
 def has_stages(run: dict[str, Any], ranks: int) -> bool:
@@ -254,23 +250,15 @@ def has_stages(run: dict[str, Any], ranks: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("moto")
     store = ObjectStore()
     for name, value in store.environment().items():
         monkeypatch.setenv(name, value)
 
     def looked(url: str) -> tuple[int, dict[str, Any]]:
-        # fsspec reads these variables when it is imported.
-        done = subprocess.run(
-            [sys.executable, "-m", "tracekit", "top", url, "--once", "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert done.stderr == ""
-        return done.returncode, json.loads(done.stdout)["run"]
+        code, out = top_once(url, "--json")  # in a process, since fsspec reads the variables when it is imported
+        return code, json.loads(out)["run"]
 
     try:
         with job("s3://bucket/runs", tmp_path, "{'rotate_seconds': 0.3}"):
@@ -292,49 +280,40 @@ def test_a_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest
 class Terminal:
     """A terminal of a size, in which top runs."""
 
-    def __init__(self, *arguments: str, lines: int, columns: int, **variables: str) -> None:
-        self.process, self._master = self._start(arguments, lines, columns, variables)
-        self.seen = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()  # what is read may end within a character
-
-    @staticmethod
-    def _start(
-        arguments: tuple[str, ...], lines: int, columns: int, variables: dict[str, str]
-    ) -> tuple[subprocess.Popen[bytes], int]:
-        master, slave = pty.openpty()
+    def __init__(self, *arguments: str, lines: int, columns: int) -> None:
+        self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
-        }
-        process = subprocess.Popen(
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "tracekit", "top", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables},
+            env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
             start_new_session=True,
         )
         os.close(slave)
-        return process, master
+        self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # what is read may end within a character
 
-    def read_until(self, words: str, after: int = 0) -> None:
+    def read_until(self, words: str) -> None:
         """Read until some words have come; fails when nothing comes any more."""
         end = time.monotonic() + 120
-        while words not in self.seen[after:]:
+        while words not in self.seen:
             assert time.monotonic() < end, self.seen[-3000:]
-            if select.select([self._master], [], [], 1)[0]:
-                self.seen += self._decoder.decode(os.read(self._master, 65536))
+            self._read()
+
+    def _read(self) -> None:
+        if select.select([self._master], [], [], 1)[0]:
+            self.seen += self._decoder.decode(os.read(self._master, 65536))
 
     def end(self) -> int:
         """Press Ctrl-C; return the exit code."""
         os.kill(self.process.pid, signal.SIGINT)
         end = time.monotonic() + 120
-        while time.monotonic() < end:
-            try:
-                if select.select([self._master], [], [], 1)[0]:
-                    self.seen += self._decoder.decode(os.read(self._master, 65536))
-            except OSError:  # its other end is closed
-                break
+        with contextlib.suppress(OSError):  # its other end is closed
+            while time.monotonic() < end:
+                self._read()
         return self.process.wait(240)
 
     def close(self) -> None:
@@ -398,13 +377,8 @@ def test_of_many_ranks_worst_are_shown_and_table_fits_screen(folder: Path, heigh
     assert table.below[0].startswith(f"and {60 - len(table.rows)} ranks more; of all: 1 cut, 59 fi")
 
 
-def test_without_rich_there_is_no_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, package: str | None = None) -> Any:
-        if name.startswith("rich"):
-            raise ImportError(name)
-        return importlib.import_module(name, package)
-
-    monkeypatch.setattr(verb.importlib, "import_module", refuse)  # type: ignore[attr-defined]
+def test_without_rich_there_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     assert verb.open_screen() is None
 
 
