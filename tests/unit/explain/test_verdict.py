@@ -46,12 +46,7 @@ def write(path: Path, stages: Stages, steps: int = 20, gpu: Stages | None = None
 @pytest.mark.parametrize(
     ("stages", "gpu", "bound", "sentence"),
     [
-        (
-            {"dataloader": 50, "forward": 30, "backward": 20},
-            None,
-            "input",
-            "waiting for data takes 50.0% of the step.",
-        ),
+        ({"dataloader": 50, "forward": 30, "backward": 20}, None, "input", "waiting for data takes 50.0% of the step."),
         (
             {"forward": 20, "backward": 20, "all_reduce": 60},
             None,

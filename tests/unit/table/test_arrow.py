@@ -65,7 +65,7 @@ def test_file_is_read_once_for_each_use_and_not_for_its_schema(tables: FileTable
         assert len(connection.execute("DESCRIBE t").fetchall()) == 16
         assert tables.reads == 0
         assert connection.execute("SELECT name, duration_ns FROM t ORDER BY start_ns").fetchall() == [
-            *(("parent", 10_000), ("mark", None), ("child", 5_125)),
+            *(("parent", 10_000), ("mark", None), ("child", 5_125))
         ]
     assert tables.reads == 1
     assert pyarrow.table(table) == pyarrow.table(table)

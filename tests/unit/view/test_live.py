@@ -13,7 +13,7 @@ import pytest
 
 from tests.watched import STEP_NS, only_rank, only_run, record, train
 from tracekit import FlightRecorder, Profiler, cyclic_schedule
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import StorageError
 from tracekit.testing import FakeClock
 from tracekit.traces.rank_head import Head, read_head
 from tracekit.view.live import Watch, stages
@@ -664,18 +664,7 @@ def test_line_that_is_no_event_disturbs_no_other(tmp_path: Path, line: bytes) ->
     assert only_rank(watch).unreadable == rank.unreadable  # and it is met once
 
 
-# Places.
-
-
-def test_place_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file.json").write_text("[]")
-    with pytest.raises(StorageError, match="no such folder"):
-        Watch(str(tmp_path / "nowhere")).look()
-    with pytest.raises(ConfigError, match=r"file\.json: is a file; name the folder"):
-        Watch(str(tmp_path / "file.json"))
-    with pytest.raises(StorageError):
-        Watch("nothing-of-the-kind://bucket/runs")
-    assert Watch(str(tmp_path)).look().runs == ()
+# Object stores.
 
 
 @pytest.fixture

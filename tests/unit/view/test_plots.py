@@ -288,8 +288,7 @@ def test_steps_are_told_rank_by_rank() -> None:
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 99)), max_size=40), max_size=5),
-    st.integers(1, 10),
+    st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 99)), max_size=40), max_size=5), st.integers(1, 10)
 )
 def test_no_peak_is_lost_however_steps_are_put_together(ranks: list[list[tuple[int, int]]], most: int) -> None:
     columns = [

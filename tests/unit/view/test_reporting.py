@@ -162,12 +162,9 @@ def test_one_rank_without_steps_says_what_to_record(tmp_path: Path) -> None:
     page = Page(report_page(report_run([str(trace)])))
     for words in (
         "No trace tells of steps, so ranks cannot be compared step by step.",
-        "The marker with the longest time of its own is work on rank 0: 2.00 µs.",
         "They are of a tool that does not tell what it did not record.",
         "There is one rank: nothing is to be aligned.",
         "Call profiler.step() after each step",
-        "With TorchProfiler(...) among the sources",
-        "SystemProfiler(), GPUProfiler() and TorchMemoryProfiler()",
         "Nothing could be compared: that needs traces of two ranks or more",
     ):
         assert words in page.text
