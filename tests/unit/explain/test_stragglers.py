@@ -10,6 +10,7 @@ import pytest
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
 from tracekit import find_stragglers, summarize_traces
+from tracekit.check.schemas import compile_schema
 from tracekit.errors import ConfigError
 from tracekit.explain.stragglers_text import straggler_lines
 
@@ -79,6 +80,7 @@ def test_straggler_is_named_with_its_stage_its_cost_and_where_to_look(tmp_path: 
     assert f"tracekit merge --ranks 2 --steps {one.look_at[0]}:{one.look_at[0] + 1}" in text
     summary = summarize_traces([str(tmp_path)])
     assert summary.stragglers == report.stragglers
+    assert compile_schema("summary")(json.loads(json.dumps(summary.as_dict()))) is None
     assert summary.verdict.imbalanced
     assert any(line.startswith("Rank 2 holds the others up in forward: ") for line in summary.verdict.sentences)
     assert summary.verdict.sentences[-1].startswith("Next: tracekit stragglers")

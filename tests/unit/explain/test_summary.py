@@ -212,7 +212,7 @@ def test_rank_is_taken_from_the_trace_from_its_name_or_assumed(tmp_path: Path) -
 
 
 def test_several_files_of_one_thread_are_one_thread(tmp_path: Path) -> None:
-    # Segments of one rank trace, and a torch trace of the same process with a base of its own.
+    # Segments of one rank trace, and a torch trace of the same process with another base.
     own = {"rank": 0, "pid": 1, "baseTimeNanoseconds": 5000}
     for number in range(3):
         events = [
@@ -237,7 +237,7 @@ def test_slowest_rank_is_named(tmp_path: Path) -> None:
 
 
 def attempt(path: Path, number: int, steps: range, run_id: str = "run") -> str:
-    """Write what one attempt of rank 0 recorded: steps of 100 us, of which "forward" is 60."""
+    """Write one attempt of rank 0: steps of 100 us with a forward of 60 us."""
     own = {"rank": 0, "run_id": run_id, "attempt": number, "pid": 10 + number, "host": "h", "start_ticks": 7 + number}
     pid = 10 + number
     events = [mark("M", "tracekit_metadata", 0, pid=pid, args=own)]
@@ -250,7 +250,7 @@ def attempt(path: Path, number: int, steps: range, run_id: str = "run") -> str:
 def test_stages_of_all_attempts_of_a_rank_count(tmp_path: Path) -> None:
     for number, steps in enumerate((range(5), range(5, 20))):
         attempt(tmp_path / f"rank0.attempt{number}.json", number, steps)
-    # What is busier and tells of no steps is not joined with them.
+    # A busier process without steps is not joined with them.
     trace(tmp_path / "rank0.worker.json", x("fetch", 0, 2000, pid=99))
     rank = summarize_traces([str(tmp_path)]).ranks[0]
     assert (rank.steps.count, rank.unrecorded_ns) == (20, 20 * 40_000)

@@ -54,7 +54,7 @@ def write(path: Path, stages: Stages, steps: int = 20, gpu: Stages | None = None
             "exchanging data and waiting for it takes 60.0% of the step.",
         ),
         (
-            {"forward": 40, "aten::broadcast_tensors": 60},  # an operator that broadcasts shapes is no collective
+            {"forward": 40, "aten::broadcast_tensors": 60},  # an operator that broadcasts shapes is not a collective
             None,
             "compute",
             "aten::broadcast_tensors takes 60.0% of the step.",
@@ -129,9 +129,16 @@ def test_warm_up_and_evaluation_do_not_count_and_are_named(tmp_path: Path) -> No
     events = json.loads((tmp_path / "rank0.json").read_text())
     start = next(event["ts"] for event in events if event.get("args") == {"batch": 10})
     events.append({"ph": "X", "name": "evaluation", "pid": 1, "tid": 3, "ts": start + 50, "dur": 100})
+    # An evaluation at the end, with slices of its own, is no part of a step and no outlier.
+    end = max(event["ts"] + event["dur"] for event in events)
+    events.append({"ph": "X", "name": "evaluation", "pid": 1, "tid": 1, "ts": end, "dur": 20_000})
+    forward = {"ph": "X", "name": "forward", "pid": 1, "tid": 1, "dur": 100}
+    events += [{**forward, "ts": end + 100 * number} for number in range(200)]
     (tmp_path / "rank0.json").write_text(json.dumps(events))
     summary = summarize_traces([path])
     (rank,) = summary.ranks
+    shares = {one.name: one.share_of_steps or 0 for one in summary.markers}
+    assert (shares["forward"], shares["evaluation"] < 0.02, summary.outliers) == (1, True, [])
     assert (rank.steps.count, rank.steps.mean_ns, rank.steps.longest_ns) == (27, 100_000, 100_000)
     assert summary.warm_up == [0, 1]
     assert summary.notes == [

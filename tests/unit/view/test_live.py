@@ -1,4 +1,4 @@
-"""Looks at recordings: what they tell, and the state of a rank, as its files and the clock go on."""
+"""Looks at recordings: their content, their limits, and the state of a rank as its files and the clock go on."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ START_NS = 1_800_000_000 * S
 
 @pytest.fixture(autouse=True)
 def alive(monkeypatch: pytest.MonkeyPatch) -> dict[int, bool]:
-    """Nothing can be told of processes, but for those that a test puts here by their rank."""
+    """No process is known, except those that a test puts here by their rank."""
     known: dict[int, bool] = {}
     monkeypatch.setattr(Machine, "is_process_alive", lambda _, head: known.get(head.rank))
     return known
 
 
 class Now(FakeClock):
-    """A clock whose time is that of the file system."""
+    """A clock that shows the time of the file system."""
 
     def __init__(self, folder: Path) -> None:
         probe = folder / ".probe"
@@ -58,7 +58,7 @@ def recorded(folder: Path, steps: int, clock: FakeClock | None = None, **options
 
 
 def killed(folder: Path, steps: int = 3, clock: FakeClock | None = None, **options: Any) -> Path:
-    """Leave what a recording leaves whose process is killed."""
+    """Leave the file of a recording that was killed; return it."""
     clock = clock or FakeClock()
     path = file_of(folder, options.get("rank", 0))
     with record(folder, clock=clock, **options) as profiler:
@@ -68,7 +68,7 @@ def killed(folder: Path, steps: int = 3, clock: FakeClock | None = None, **optio
     return path
 
 
-# What a look tells.
+# The content of a look.
 
 
 def test_look_at_finished_run_tells_its_ranks_steps_stages_and_slowest(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_live_file_is_read_on_and_tells_open_slices_counters_and_evaluation(tmp_
     assert only_rank(watch).state == "finished"
 
 
-# How much a look reads.
+# The limits of a look.
 
 
 def test_second_look_reads_only_new_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ def test_packed_files_of_rotation_are_one_recording(tmp_path: Path) -> None:
     with record(tmp_path, clock=clock, name=name, handler={"rotate_every": "2ba"}) as profiler:
         for steps in range(1, 12):
             train(profiler, clock, 1)
-            # What is packed at this moment is read by a later look.
+            # A later look reads the file that is packed at this moment.
             rank = next(rank for _ in range(1000) if (rank := only_rank(watch)).steps_seen == steps)
             assert (rank.state, rank.unreadable) == ("recording", 0)
     rank = only_rank(watch)
@@ -497,7 +497,7 @@ def test_packed_file_that_cannot_be_unpacked_is_told_of(tmp_path: Path, damage: 
     assert rank.behind_bytes == 0
 
 
-# Files that are no recordings, and those that belong together.
+# Foreign files, and files that belong together.
 
 METADATA = b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1'
 FOREIGN = {
@@ -657,7 +657,7 @@ def test_line_that_is_no_event_disturbs_no_other(tmp_path: Path, line: bytes) ->
     path.write_bytes(b"\n".join([*lines[:half], line + b",", *lines[half:]]))
     watch = Watch(str(tmp_path))
     rank = only_rank(watch)
-    # A line that is too long takes what stands before it in the same piece with it.
+    # A line that is too long also hides the lines before it in the same piece.
     steps = 3 + (b'"batch":-1' in line)
     assert rank.steps_seen in (range(4) if len(line) > 1_000_000 else (steps,))
     assert rank.behind_bytes == 0

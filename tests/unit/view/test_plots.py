@@ -35,7 +35,7 @@ MOST_BYTES = 400_000
 
 
 def parsed(svg: str) -> ET.Element:
-    """Return the plot, read by a strict parser of XML, in which nothing but the known elements may be."""
+    """Return the plot, read by a strict XML parser; it holds known elements only."""
     svg.encode()
     root = ET.fromstring(svg)
     tags = {element.tag.removeprefix(NS) for element in root.iter()}

@@ -97,7 +97,7 @@ def test_what_is_lost_is_said_with_the_words_of_the_trace(tmp_path: Path) -> Non
         ["1", "did not end", "the file ends without its summary", "not known"],
         ["1", "lost events", "events that could not be written, at least", "5"],
     ]
-    # What a merge passes on says the same.
+    # A merge passes the same losses on.
     merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "rank0.json"), str(cut)])
     merged = report_run([str(tmp_path / "merged.json")])
     assert [(loss.rank, loss.kind, loss.reason, loss.count) for loss in merged.losses.recording] == [

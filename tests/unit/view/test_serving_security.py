@@ -72,7 +72,7 @@ def test_only_names_of_this_machine_are_known(host: str, known: bool) -> None:
         ("0.0.0.0", "192.0.2.7:8931", "192.0.2.7", True),
         ("0.0.0.0", "192.0.2.8:8931", "192.0.2.7", False),
         ("0.0.0.0", "localhost:8931", "192.0.2.7", False),
-        # A socket for IPv6 that takes IPv4 as well.
+        # A socket for IPv6 that also takes IPv4.
         ("::", "192.0.2.7:8931", "::ffff:192.0.2.7", True),
         ("::", "localhost:8931", "::ffff:127.0.0.1", True),
         ("::", "[2001:db8::7]:8931", "2001:db8::7", True),
