@@ -1,12 +1,10 @@
-"""Simulated runs as traces, put through the commands: ``python -m tests.verdict_runs`` counts false alarms by kind of noise."""
+"""Simulated runs as traces, put through the commands."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, WAIT, draw_seed, own_times, with_waiting
+from tests.verdict_simulation import NOISES, STAGES, WAIT, draw_seed, own_times, with_waiting
 from tracekit.cli import main as tracekit
 
 if TYPE_CHECKING:
@@ -101,25 +99,3 @@ def count_alarms(kind: str, layout: str, runs: int, shape: tuple[int, int]) -> A
             found.stragglers += command(["stragglers", pair[0]])[0] != 0
             found.gates += command(["diff", *pair, "--fail-above", "5%"])[0] != 0
     return found
-
-
-def main() -> int:
-    """Print the alarms of each kind; return 1 if there are more than one in twenty of a kind, or 2 % of all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=150)
-    arguments = parser.parse_args()
-    kinds = [name for name, noise in NOISES.items() if noise.required]
-    found = []
-    for kind in kinds:
-        for layout in LAYOUTS:
-            found.append(count_alarms(kind, layout, arguments.runs, (arguments.ranks, arguments.steps)))
-            print(found[-1], flush=True)
-    worst = max(max(one.stragglers, one.gates) for one in found)
-    total = sum(one.stragglers + one.gates for one in found)
-    return int(worst > max(1, arguments.runs // 20) or total > 0.02 * 2 * arguments.runs * len(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -11,25 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.opened import look, perfetto_ui, tracekit_open
+from tests.served import rank_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Browser
 
-RANKS = ["rank 0 · process 100 1", "rank 1 · process 101 100001"]
-
-
-def rank_trace(rank: int) -> str:
-    pid = 100 + rank
-    own = {"rank": rank, "pid": pid, "host": "h", "boot_id": "b", "baseTimeNanoseconds": 1_790_857_026_000_000_000}
-    events = [
-        {"ph": "M", "name": "tracekit_metadata", "pid": pid, "tid": pid, "args": own},
-        {"ph": "M", "name": "thread_name", "pid": pid, "tid": pid, "args": {"name": "training"}},
-        {"ph": "X", "name": "forward", "pid": pid, "tid": pid, "ts": 5, "dur": 20},
-        {"ph": "X", "name": "backward", "pid": pid, "tid": pid, "ts": 30 + rank, "dur": 40},
-    ]
-    return "[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n"
+RANKS = ["rank 0 · process 4000000 1", "rank 1 · process 4000001 100001"]
 
 
 @pytest.fixture
@@ -42,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: Path, tmp_path: Path) -> None:
+def test_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: Path, tmp_path: Path) -> None:
     with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "240", str(folder)) as (process, printed):
         seen = look(printed["address"], tmp_path, click="#open")
         assert (process.wait(240), process.stderr.read()) == (0, "")
@@ -55,7 +43,7 @@ def test_the_page_hands_the_merged_ranks_to_perfetto(browser: Browser, folder: P
     assert seen.groups == RANKS
     assert seen.pinned == RANKS
     assert set(seen.expanded) >= set(RANKS)
-    assert "training 101" in seen.tracks
+    assert "training 4000001" in seen.tracks
     assert [problem for problem in seen.problems if printed["address"] in problem] == []
     # The merged trace was wanted for this only.
     assert not (tmp_path / printed["file"]).exists()
@@ -92,11 +80,11 @@ def test_without_the_internet_the_ui_comes_from_here_as_well(browser: Browser, f
 
     assert seen.address.startswith(printed["address"].partition("#")[0])
     assert seen.error is None
-    assert "training 100" in seen.tracks
+    assert "training 4000000" in seen.tracks
 
 
 @pytest.mark.slow
-def test_a_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, tmp_path: Path) -> None:
+def test_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, tmp_path: Path) -> None:
     trace = folder / "<img src=x onerror=alert(1)><!--<script>.json"
     (folder / "rank0.json").rename(trace)
     with perfetto_ui() as ui, tracekit_open("--ui", ui, "--timeout", "240", str(trace)) as (process, printed):
@@ -105,4 +93,4 @@ def test_a_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, t
 
     assert trace.name in seen.page
     assert seen.error is None
-    assert "training 100" in seen.tracks
+    assert "training 4000000" in seen.tracks

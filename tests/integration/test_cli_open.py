@@ -63,10 +63,7 @@ def test_one_trace_is_opened_and_the_fallback_said(
     address, fallback, end = out.splitlines()
     assert opened == [address]
     assert address.startswith("http://127.0.0.1:")
-    assert fallback == (
-        f"if that page does not open, open https://ui.perfetto.dev and drag {trace} onto it (it stays on your machine); "
-        "Ctrl-C ends this"
-    )
+    assert f"open https://ui.perfetto.dev and drag {trace} onto it" in fallback
     assert (end, err) == ("Perfetto has the trace", "")
 
 
@@ -93,8 +90,8 @@ def test_several_are_merged_into_a_file_that_is_kept_only_on_request(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_the_ui_comes_from_the_option_or_the_environment(
-    trace: Path, handed_over: list[bytes], opened: list[str], monkeypatch: pytest.MonkeyPatch
+def test_ui_comes_from_the_option_or_the_environment(
+    trace: Path, handed_over: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     init = OneFileServer.__init__
@@ -105,8 +102,8 @@ def test_the_ui_comes_from_the_option_or_the_environment(
 
     monkeypatch.setattr(OneFileServer, "__init__", note)
     monkeypatch.setenv("TRACEKIT_UI", "http://perfetto.example/")
-    assert main(["open", "-q", str(trace)]) == 0
-    assert main(["open", "-q", "--ui", "http://localhost:10000", str(trace)]) == 0
+    assert main(["open", "-q", "--no-browser", str(trace)]) == 0
+    assert main(["open", "-q", "--no-browser", "--ui", "http://localhost:10000", str(trace)]) == 0
     assert seen == ["http://perfetto.example", "http://localhost:10000"]
 
 
@@ -124,10 +121,10 @@ def test_where_no_browser_can_be_started_the_address_is_what_there_is(
     out, err = capsys.readouterr()
     assert opened == []
     assert out.startswith("http://127.0.0.1:")
-    assert err == "no browser can be started here: open the address above in one\n"
+    assert "no browser can be started here" in err
 
 
-def test_a_trace_that_is_too_big_is_said_before_it_is_opened(
+def test_trace_that_is_too_big_is_refused_and_of_a_large_one_the_time_is_said(
     trace: Path,
     handed_over: list[bytes],
     opened: list[str],
@@ -136,20 +133,28 @@ def test_a_trace_that_is_too_big_is_said_before_it_is_opened(
 ) -> None:
     monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 2_000_000_000)
     assert main(["open", str(trace)]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"tracekit: {trace}: too big for Perfetto in a browser: more than 1.0 GB")
+    assert f"{trace}: too big for Perfetto in a browser: more than 1.0 GB" in capsys.readouterr().err
     assert (opened, handed_over) == ([], [])
     assert main(["open", "--force", str(trace)]) == 0
     assert len(opened) == 1
 
+    monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 600_000_000)
+    capsys.readouterr()
+    assert main(["open", str(trace)]) == 0
+    long = "600 MB unpacked: Perfetto takes about 20 s to load this"
+    err = capsys.readouterr().err
+    assert err.startswith(f"{long}; without arguments of events it loads 2 to 5 times as fast")
+    assert "--args none" in err
+    assert main(["open", "--args", "none", str(trace)]) == 0
+    assert capsys.readouterr().err == f"{long}\n"
+
 
 def test_nobody_who_comes_is_a_failure(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["open", "--no-browser", "--timeout", "0.01", str(trace)]) == 1
-    assert f"nobody came for the trace in 0.01 s; run it again, or open https://ui.perfetto.dev and drag {trace}" in (
-        capsys.readouterr().err
-    )
-    assert main(["open", "--no-browser", "--timeout", "0.01", str(trace.parent)]) == 1
-    assert "write it with tracekit merge -o FILE, and drag that onto" in capsys.readouterr().err
+    for path, words in ((trace, f"drag {trace}"), (trace.parent, "write it with tracekit merge -o FILE")):
+        assert main(["open", "--no-browser", "--timeout", "0.01", str(path)]) == 1
+        err = capsys.readouterr().err
+        assert "nobody came for the trace in 0.01 s" in err
+        assert words in err
 
 
 def test_ctrl_c_is_the_end(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +188,7 @@ def test_wrong_usage_is_one_sentence(
     assert "Traceback" not in err
 
 
-def test_the_help_says_what_ends_it_offline(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["open", "--help"]) == 0
-    assert "runs until Ctrl-C, or until --timeout" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_broken_trace_is_opened_repaired_unless_it_is_to_be_opened_as_it_is(
+def test_broken_trace_is_opened_repaired_unless_it_is_to_be_opened_as_it_is(
     trace: Path, handed_over: list[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = f'{{"traceEvents":{EVENTS[:-1]},\n'
@@ -200,32 +200,10 @@ def test_a_broken_trace_is_opened_repaired_unless_it_is_to_be_opened_as_it_is(
     assert handed_over[2] == broken.encode()
 
 
-def test_of_a_large_trace_it_is_said_how_long_loading_takes(
-    trace: Path,
-    handed_over: list[bytes],
-    opened: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["open", str(trace)]) == 0
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 600_000_000)
-    assert main(["open", str(trace)]) == 0
-    assert capsys.readouterr().err == (
-        "600 MB unpacked: Perfetto takes about 20 s to load this; without arguments of events it loads 2 to 5 times as fast: "
-        "pass --args ids or --args none\n"
-    )
-    assert main(["open", "--args", "none", str(trace)]) == 0
-    assert capsys.readouterr().err == "600 MB unpacked: Perfetto takes about 20 s to load this\n"
-    assert len(opened) == 3
-
-
-def test_one_trace_is_opened_without_arguments(
-    tmp_path: Path, handed_over: list[bytes], opened: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_is_opened_without_arguments(tmp_path: Path, handed_over: list[bytes]) -> None:
     path = tmp_path / "rank0.json"
     path.write_text('[{"ph":"X","name":"a","pid":1,"tid":1,"ts":5,"dur":2,"args":{"secret":1}}]')
-    assert main(["open", "--args", "none", str(path)]) == 0
+    assert main(["open", "--no-browser", "--args", "none", str(path)]) == 0
     text = gzip.decompress(handed_over[0])
     assert b'"a"' in text
     assert b"secret" not in text

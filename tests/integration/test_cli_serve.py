@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,6 +24,7 @@ from tracekit.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from email.message import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200
@@ -57,27 +58,21 @@ def tracekit_serve(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str
             process.kill()
 
 
-def ask(address: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: Message
+    text: str
+
+
+def ask(address: str, **headers: str) -> Answer:
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
     with contextlib.closing(connection):
-        path = parts.path + (f"?{parts.query}" if parts.query else "")
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
         response = connection.getresponse()
-        return response.status, response.read().decode()
-
-
-def signed_in(address: str) -> tuple[str, str]:
-    """Open the printed URL; return the origin, and the cookie by which the browser is known from then on."""
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
-    with contextlib.closing(connection):
-        connection.request("GET", f"{parts.path}?{parts.query}")
-        response = connection.getresponse()
-        assert (response.status, response.getheader("Location")) == (303, "/")
-        cookie, *flags = response.getheader("Set-Cookie", "").split("; ")
-    assert {"HttpOnly", "SameSite=Strict"} <= set(flags)
-    return f"{parts.scheme}://{parts.netloc}", cookie
+        return Answer(response.status, response.headers, response.read().decode())
 
 
 def children(pid: int) -> set[int]:
@@ -109,12 +104,11 @@ def test_it_ends_cleanly_while_it_works(runs: Path, number: int) -> None:
     with tracekit_serve("--json", str(runs)) as (process, line):
         printed = json.loads(line)
         assert printed["root"] == str(runs)
-        origin, cookie = signed_in(printed["address"])
-        status, page = ask(f"{origin}/", Cookie=cookie)
-        assert status == 200
-        run = re.search(r'"(/runs/good-[^"]*)"', page)
+        origin = printed["address"].partition("/?")[0]
+        cookie = ask(printed["address"]).headers["Set-Cookie"].partition(";")[0]
+        run = re.search(r'"(/runs/good-[^"]*)"', ask(f"{origin}/", Cookie=cookie).text)
         assert run is not None
-        assert ask(origin + run[1], Cookie=cookie)[0] == 200
+        assert ask(origin + run[1], Cookie=cookie).status == 200
         for _ in range(PATIENCE_S * 1000):
             started = children(process.pid)
             if started:
@@ -132,52 +126,44 @@ def test_it_ends_cleanly_while_it_works(runs: Path, number: int) -> None:
     assert left == []
 
 
-def test_serve_by_default_answers_only_who_has_the_printed_url(runs: Path) -> None:
-    with tracekit_serve(str(runs)) as (process, line):
-        assert line == f"serving {runs}\n"
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
-        origin, cookie = signed_in(address)
-        for path in ("/", "/static/style.css", "/runs/good-00000000"):
-            status, page = ask(origin + path)
-            assert status == 403
-            assert "Open the URL that <code>tracekit serve</code> printed" in page
-            assert "/runs/good" not in page.replace(path, "")
-        assert "good" in ask(f"{origin}/", Cookie=cookie)[1]
-        assert ask(f"{origin}/static/style.css", Cookie=cookie)[0] == 200
+WITH_TOKEN = r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}"
+WITHOUT = r"http://127\.0\.0\.1:\d+/"
 
 
-def test_serve_with_no_token_warns_that_every_user_can_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with tracekit_serve(str(runs), "--no-token", "--json") as (process, line):
-        address = json.loads(line)["address"]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
-        assert "good" in ask(address)[1]
-        assert process.stderr is not None
-        assert "every user of this machine can read these runs" in process.stderr.readline()
-    assert main(["serve", str(runs), "--no-token", "--host", "0.0.0.0"]) == 2
-    assert "other machines can reach 0.0.0.0" in capsys.readouterr().err
-
-
-def test_serve_with_a_token_file_never_prints_the_token(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "printed", "status", "words"),
+    [
+        ([], WITH_TOKEN, 403, ""),
+        (["--no-token"], WITHOUT, 200, "every user of this machine can read these runs"),
+        (["--token-file", "{token}"], WITHOUT, 403, ""),
+        (["--host", "0.0.0.0"], r"http://[\w.-]+:\d+/\?token=[\w-]{32}", 403, ""),
+    ],
+    ids=["default", "no token", "token file", "all hosts"],
+)
+def test_only_who_has_the_token_is_answered_unless_none_is_asked_for(
+    runs: Path, tmp_path: Path, arguments: list[str], printed: str, status: int, words: str
+) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    with tracekit_serve(str(runs), "--token-file", str(token), "--json") as (_, line):
-        address = json.loads(line)["address"]
-        assert TOKEN not in line
-        assert ask(address)[0] == 403
-        assert ask(f"{address}?token={TOKEN}")[0] == 303
-
-
-def test_other_hosts_need_the_token_for_everything(runs: Path) -> None:
-    with tracekit_serve(str(runs), "--host", "0.0.0.0", "--json") as (_, line):
-        address = urlsplit(json.loads(line)["address"])
-        assert address.query.startswith("token=")
-        own = f"http://127.0.0.1:{address.port}/"
-        assert ask(own)[0] == 403
-        assert ask(f"{own}?{address.query}")[0] == 303
-        assert ask(own, Host=f"evil.example:{address.port}") == (400, "Invalid host header")
+    with tracekit_serve(str(runs), *(argument.format(token=token) for argument in arguments)) as (process, line):
+        assert line == f"serving {runs}\n"
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(printed, address)
+        parts = urlsplit(address)
+        own = f"http://127.0.0.1:{parts.port}/"
+        answer = ask(own)
+        assert (answer.status, "/runs/good" in answer.text) == (status, status == 200)
+        assert words in (process.stderr.readline() if words else "")
+        entered = ask(f"{own}?{parts.query or f'token={TOKEN}'}")
+        if status == 403:
+            cookie, *flags = entered.headers["Set-Cookie"].split("; ")
+            assert (entered.status, entered.headers["Location"]) == (303, "/")
+            assert {"HttpOnly", "SameSite=Strict"} <= set(flags)
+            assert "good" in ask(own, Cookie=cookie).text
+        assert ask(own, Host=f"evil.example:{parts.port}").status == 400
 
 
 def test_what_cannot_be_served_is_said(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +182,7 @@ def test_what_cannot_be_served_is_said(runs: Path, tmp_path: Path, capsys: pytes
             ([str(runs), "--cache", str(runs / "good" / "rank0.json")], 1, "cannot be made"),
             ([str(runs), "--cache-size", "0"], 2, "--cache-size"),
             (["nothing://x/y"], 1, "nothing"),
+            ([str(runs), "--no-token", "--host", "0.0.0.0"], 2, "other machines can reach 0.0.0.0"),
         ]
         for arguments, code, words in cases:
             assert main(["serve", *arguments]) == code, arguments

@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_person_is_told_of_steps_stages_markers_and_gaps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_stages_markers_and_gaps_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", str(folder)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -70,22 +70,16 @@ def test_a_person_is_told_of_steps_stages_markers_and_gaps(folder: Path, capsys:
     ):
         assert words in out
     assert max(map(len, lines)) <= 80
+    assert main(["summary", "--top", "1", str(folder)]) == 0
+    assert "and 1 more; --top N shows N, --json all" in capsys.readouterr().out
     assert main(["summary", "--per-rank", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "     0      4  1.00 ms  1.00 ms  1.00 ms  1.00 ms  1.00 ms    10.0%       85.0%" in out
     assert max(map(len, out.splitlines())) <= 80
-
-
-def test_json_is_one_document_that_fits_its_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", "--json", str(folder / "*")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert compile_schema("summary")(document) is None
     assert [rank["stages"][1]["total_ns"] for rank in document["ranks"]] == [200_000, 400_000]
-
-
-def test_what_is_shown_can_be_limited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary", "--top", "1", str(folder)]) == 0
-    assert "and 1 more; --top N shows N, --json all" in capsys.readouterr().out
 
 
 def test_a_url_is_read_like_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,32 +124,46 @@ def test_damage_is_told_and_is_exit_code_3(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("arguments", "code", "words"),
     [
-        ("", "empty"),
-        ("hello", "this is not a trace"),
-        ('{"a": 1}', "this is not a trace"),
+        (["empty.json"], 1, "empty"),
+        (["text.json"], 1, "this is not a trace"),
+        (["object.json"], 1, "this is not a trace"),
+        (["missing.json"], 1, "missing.json"),
+        ([], 2, "INPUT"),
+        (["--top", "0", "x.json"], 2, "--top"),
+        (["--top", "٣", "x.json"], 2, "--top"),
     ],
 )
-def test_what_is_no_trace_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str
+def test_wrong_input_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    words: str,
 ) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(content)
-    assert main(["summary", str(path)]) == 1
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("empty", ""), ("text", "hello"), ("object", '{"a": 1}')):
+        (tmp_path / f"{name}.json").write_text(content)
+    assert main(["summary", *arguments]) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("tracekit: ")
-    assert err.count("\n") == 1
+    assert code == 2 or err.count("\n") == 1
+    assert err.splitlines()[-1].startswith("tracekit")
     assert words in err
 
 
-def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["summary"]) == 2
-    assert main(["summary", "--top", "0", "x.json"]) == 2
-    assert main(["summary", "--top", "٣", "x.json"]) == 2
-    capsys.readouterr()
-    assert main(["summary", "missing.json"]) == 1
+@pytest.mark.parametrize(
+    ("verb", "package"), [("summary", "numpy"), ("stragglers", "duckdb"), ("diff", "numpy"), ("report", "duckdb")]
+)
+def test_without_the_extra_the_install_command_is_named(folder: Path, verb: str, package: str) -> None:
+    code = f"import sys; sys.modules['{package}'] = None; from tracekit.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, verb, *[str(folder)] * (2 if verb == "diff" else 1)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.endswith(": pip install 'tracekit-ml[explain]'")
 
 
 def test_a_bomb_of_nesting_in_gzip_ends_in_bounded_memory(tmp_path: Path) -> None:

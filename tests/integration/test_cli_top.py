@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import fcntl
-import importlib
 import json
 import os
 import pty
@@ -18,18 +17,19 @@ import sys
 import termios
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.object_store import ObjectStore
-from tests.faults.processes import wait_until
 from tests.watched import record, train
 from tracekit.check.schemas import compile_schema
 from tracekit.cli import main
 from tracekit.cli import top as verb
 from tracekit.testing import FakeClock
+from tracekit.view.live import Watch
 from tracekit.view.live.processes import Machine
+from tracekit.view.live.screen import run_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,10 +41,11 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\u202eevil\r\n[bold red]markup[/]"
 JOB = """
 import sys, time
 from pathlib import Path
+from subprocess import PIPE
 from tracekit import JSONTraceHandler, Profiler
 
 folder, rank, stop = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-handler = JSONTraceHandler(folder + "/{run_id}/rank{rank}.json", **eval(sys.argv[4]))
+handler = JSONTraceHandler(folder + "/{run_id}/rank{rank}.json")
 end = time.monotonic() + 600
 with Profiler(handler, rank=rank, world_size=2, run_id="job", flush_interval=0.05, shutdown_timeout=120) as profiler:
     while not stop.exists() and time.monotonic() < end:
@@ -56,17 +57,15 @@ with Profiler(handler, rank=rank, world_size=2, run_id="job", flush_interval=0.0
 """
 
 
+def start(*arguments: str, **options: Any) -> subprocess.Popen[Any]:
+    return subprocess.Popen([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, **options)
+
+
 @contextlib.contextmanager
-def job(folder: str, scratch: Path, options: str = "{}") -> Iterator[list[subprocess.Popen[bytes]]]:
+def job(folder: Path) -> Iterator[list[subprocess.Popen[Any]]]:
     """Run two ranks until the block ends."""
-    stop = scratch / "stop"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOB, folder, str(rank), str(stop), options],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        for rank in range(2)
-    ]
+    stop = folder.with_name("stop")
+    ranks = [start("-c", JOB, str(folder), str(rank), str(stop)) for rank in range(2)]
     try:
         yield ranks
         stop.touch()
@@ -102,7 +101,7 @@ def look_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return code, document
 
 
-def test_a_person_is_told_who_is_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_person_and_script_are_told_who_is_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", str(folder), "--once"]) == 3
     out, err = capsys.readouterr()
     assert err == ""
@@ -117,26 +116,15 @@ def test_a_person_is_told_who_is_where(folder: Path, capsys: pytest.CaptureFixtu
     assert "nothing came for" in lines[6]
     assert lines[7] == "lost: no file of rank 2"
 
-
-def test_a_script_gets_a_document_a_look(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, look = look_of(capsys, str(folder))
-    assert code == 3
+    assert (code, look["other_runs"]) == (3, [])
     run = look["run"]
     assert (run["run_id"], run["state"], run["missing"], run["unhealthy"]) == ("run", "cut", [2], True)
     assert [rank["state"] for rank in run["ranks"]] == ["finished", "cut"]
     assert run["slowest"]["rank"] == 1
-    assert look["other_runs"] == []
 
 
-def test_a_run_that_is_well_ends_with_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = FakeClock()
-    with record(tmp_path, clock=clock) as profiler:
-        train(profiler, clock, 2)
-    code, look = look_of(capsys, str(tmp_path))
-    assert (code, look["run"]["state"]) == (0, "finished")
-
-
-def test_of_many_runs_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_many_runs_newest_or_named_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(("first", "second")):
         clock = FakeClock(wall_ns=(1_800_000_000 + number) * 10**9)
         with record(tmp_path, run_id=name, clock=clock) as profiler:
@@ -161,7 +149,7 @@ def test_of_many_runs_one_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture
         (["nothing-of-the-kind://x/y"], 1, "nothing-of-the-kind"),
     ],
 )
-def test_wrong_usage_is_told(
+def test_wrong_usage_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
     (tmp_path / "file.json").write_text("[]")
@@ -186,7 +174,7 @@ def test_names_cannot_speak_to_the_terminal(tmp_path: Path, capsys: pytest.Captu
     assert look["run"]["run_id"] == EVIL
 
 
-def test_a_counter_the_epoch_and_an_evaluation_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counters_epoch_and_evaluation_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeClock()
     with record(tmp_path, clock=clock) as profiler:
         profiler.next_epoch()
@@ -210,26 +198,18 @@ def test_a_counter_the_epoch_and_an_evaluation_are_shown(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("order", ["auto", "rank", "slowest", "step", "state", "lost", "quiet"])
-def test_ranks_can_be_sorted(folder: Path, capsys: pytest.CaptureFixture[str], order: str) -> None:
+def test_ranks_are_sorted_as_asked(folder: Path, capsys: pytest.CaptureFixture[str], order: str) -> None:
     assert main(["top", str(folder), "--once", "--sort", order]) == 3
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()[5:7]]
     assert rows == (["1", "0"] if order in ("slowest", "state", "quiet") else ["0", "1"])
 
 
-# ---- a job that runs ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()
-    with job(str(traces), tmp_path) as ranks:
-        top = subprocess.Popen(
-            [sys.executable, "-m", "tracekit", "top", str(traces), "--json", "--interval", "0.1"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            text=True,
-        )
+    with job(traces) as ranks:
+        arguments = ("-m", "tracekit", "top", str(traces), "--json", "--interval", "0.1")
+        top = start(*arguments, stdout=PIPE, stderr=PIPE, text=True)
         assert top.stdout is not None
         looks = (json.loads(line) for line in top.stdout)
         # At first a pause of one rank may count for more than its steps.
@@ -250,106 +230,53 @@ def test_a_job_is_watched_while_it_runs_and_a_killed_rank_is_named(tmp_path: Pat
         top.send_signal(signal.SIGINT)
         _, err = top.communicate(timeout=240)
         assert (top.returncode, err) == (0, "")
-    done = subprocess.run(
-        [sys.executable, "-m", "tracekit", "top", str(traces), "--once", "--cut-after", "0.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 3, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()[5:7]] == [["0", "finished"], ["1", "cut"]]
+    with start("-m", "tracekit", "top", "--once", str(traces), "--cut-after", "0.1", stdout=PIPE, text=True) as once:
+        out, _ = once.communicate(timeout=240)
+    assert once.returncode == 3
+    assert [line.split()[:2] for line in out.splitlines()[5:7]] == [["0", "finished"], ["1", "cut"]]
 
 
 def has_stages(run: dict[str, Any], ranks: int) -> bool:
     return len(run["ranks"]) == ranks and all(rank["steps_seen"] > 10 and rank["stages"] for rank in run["ranks"])
 
 
-@pytest.mark.slow
-def test_a_job_on_an_object_store_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("moto")
-    store = ObjectStore()
-    for name, value in store.environment().items():
-        monkeypatch.setenv(name, value)
-
-    def looked(url: str) -> tuple[int, dict[str, Any]]:
-        # fsspec reads these variables when it is imported.
-        done = subprocess.run(
-            [sys.executable, "-m", "tracekit", "top", url, "--once", "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert done.stderr == ""
-        return done.returncode, json.loads(done.stdout)["run"]
-
-    try:
-        with job("s3://bucket/runs", tmp_path, "{'rotate_seconds': 0.3}"):
-            wait_until(lambda: len([key for key in store.keys("runs/job/rank") if "part0002" in key]) == 2)
-            code, run = looked("s3://bucket/runs")
-            assert code == 0
-            assert (run["folder"], run["state"]) == ("s3://bucket/runs/job", "recording")
-            assert all(rank["files"] >= 3 and rank["steps_seen"] > 0 for rank in run["ranks"])
-        code, run = looked("s3://bucket/runs/job")
-        assert (code, run["state"]) == (0, "finished")
-        for rank in run["ranks"]:
-            held = store.segments(f"runs/job/rank{rank['rank']}-part").values()
-            steps = [event["args"]["batch"] for events in held for event in events if event["name"] == "batch"]
-            assert (rank["steps_seen"], rank["skipped_bytes"]) == (len(set(steps)), 0)
-    finally:
-        store.stop()
-
-
-# ---- the terminal -----------------------------------------------------------------------------------------------------------
-
-
 class Terminal:
     """A terminal of a size, in which top runs."""
 
-    def __init__(self, *arguments: str, lines: int, columns: int, **variables: str) -> None:
-        self.process, self._master = self._start(arguments, lines, columns, variables)
-        self.seen = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()  # what is read may end within a character
-
-    @staticmethod
-    def _start(
-        arguments: tuple[str, ...], lines: int, columns: int, variables: dict[str, str]
-    ) -> tuple[subprocess.Popen[bytes], int]:
-        master, slave = pty.openpty()
+    def __init__(self, *arguments: str, lines: int, columns: int) -> None:
+        self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        environment = {
-            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
-        }
-        process = subprocess.Popen(
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "tracekit", "top", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables},
+            env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
             start_new_session=True,
         )
         os.close(slave)
-        return process, master
+        self.seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # what is read may end within a character
 
-    def read_until(self, words: str, after: int = 0) -> None:
+    def read_until(self, words: str) -> None:
         """Read until some words have come; fails when nothing comes any more."""
         end = time.monotonic() + 120
-        while words not in self.seen[after:]:
+        while words not in self.seen:
             assert time.monotonic() < end, self.seen[-3000:]
-            if select.select([self._master], [], [], 1)[0]:
-                self.seen += self._decoder.decode(os.read(self._master, 65536))
+            self._read()
+
+    def _read(self) -> None:
+        if select.select([self._master], [], [], 1)[0]:
+            self.seen += self._decoder.decode(os.read(self._master, 65536))
 
     def end(self) -> int:
         """Press Ctrl-C; return the exit code."""
         os.kill(self.process.pid, signal.SIGINT)
         end = time.monotonic() + 120
-        while time.monotonic() < end:
-            try:
-                if select.select([self._master], [], [], 1)[0]:
-                    self.seen += self._decoder.decode(os.read(self._master, 65536))
-            except OSError:  # its other end is closed
-                break
+        with contextlib.suppress(OSError):  # its other end is closed
+            while time.monotonic() < end:
+                self._read()
         return self.process.wait(240)
 
     def close(self) -> None:
@@ -368,13 +295,18 @@ def pictures(seen: str) -> list[list[str]]:
     return [[line.rstrip() for line in picture.split("\r\n")] for picture in plain if picture.strip()]
 
 
-def test_a_terminal_is_drawn_anew_and_given_back(tmp_path: Path) -> None:
+def test_terminal_is_drawn_anew_within_its_size_and_given_back(tmp_path: Path) -> None:
     clock = FakeClock()
-    with record(tmp_path, clock=clock, run_id="[red]a\x1b[2J", name="rank{rank}.json") as profiler:
+    own = {"world_size": 70, "run_id": "[red]a\x1b[2J", "name": "rank{rank}.json"}
+    for rank in range(1, 60):
+        ended = FakeClock()
+        with record(tmp_path, rank=rank, clock=ended, **own) as profiler:
+            train(profiler, ended, 1)
+    with record(tmp_path, clock=clock, **own) as profiler:
         train(profiler, clock, 2)
         terminal = Terminal(str(tmp_path), "--interval", "0.1", lines=12, columns=80)
         try:
-            terminal.read_until("step 2,")
+            terminal.read_until("step 2")
             train(profiler, clock, 5)
             terminal.read_until("step 7,")
             assert terminal.end() == 0
@@ -385,51 +317,31 @@ def test_a_terminal_is_drawn_anew_and_given_back(tmp_path: Path) -> None:
     for lines in drawn:
         assert len(lines) <= 12
         assert max(map(len, lines)) <= 80
-        assert lines[0].startswith("[red]a\ufffd[2J: recording, 1 rank")
+        assert lines[0].startswith("[red]a\ufffd[2J: recording, 60 of 70 ranks")
     ending = terminal.seen.partition(BACK)
     assert CURSOR in ending[0] + ending[2]
     assert "step 7," in ending[2]  # what was seen last stays
     assert "Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize(
-    ("lines", "columns"),
-    [(24, 80), (5, 80), *(pytest.param(*other, marks=pytest.mark.slow) for other in ((10, 80), (50, 200), (24, 40)))],
-)
-def test_many_ranks_fit_the_screen_and_the_worst_are_shown(tmp_path: Path, lines: int, columns: int) -> None:
-    for rank in range(60):
+@pytest.mark.parametrize(("height", "width"), [(5, 80), (9, 80), (10, 80), (24, 80), (24, 40), (24, 130), (50, 200)])
+def test_of_many_ranks_worst_are_shown_and_table_fits_screen(folder: Path, height: int, width: int) -> None:
+    for rank in range(2, 60):
         clock = FakeClock()
-        with record(tmp_path, rank=rank, world_size=70, clock=clock, name="rank{rank}.json") as profiler:
+        with record(folder, rank=rank, world_size=70, clock=clock) as profiler:
             train(profiler, clock, 3, slow=1 + rank / 100)
-    # Of a process on a machine that is gone.
-    cut = (tmp_path / "rank7.json").read_text()[:-400].replace('"host":"', '"host":"gone-')
-    (tmp_path / "rank7.json").write_text(cut)
-    os.utime(tmp_path / "rank7.json", (1, 1))
-    terminal = Terminal(str(tmp_path), lines=lines, columns=columns)
-    try:
-        terminal.read_until("cut")
-        terminal.read_until(HOME, after=terminal.seen.index("cut") + 2000)
-        assert terminal.end() == 0
-    finally:
-        terminal.close()
-    first = pictures(terminal.seen)[0]  # the last one may be cut short by Ctrl-C
-    assert len(first) <= lines
-    assert max(map(len, first)) <= columns
-    rows = [line.split() for line in first if line.strip()[:1].isdigit()]
-    assert rows[0][0] == "7"
-    assert "cut" in rows[0]
-    assert rows[1][0] == "59"
-    if lines < 50:
-        assert any(line.startswith(f"and {60 - len(rows)} ranks more; of all: ") for line in first)
+    look = Watch(str(folder)).look()
+    table = run_table(look, look.runs[0], width=width, height=height)
+    assert len(table.title) + 1 + len(table.rows) + len(table.below) <= height
+    assert max(map(len, table.title + table.below)) <= width
+    cells = zip(table.head, *table.rows, strict=True)
+    assert sum(max(map(len, column)) for column in cells) + 2 * (len(table.head) - 1) <= width
+    assert [row[:2] for row in table.rows[:2]] == [("1", "cut"), ("59", "finished")]
+    assert table.below[0].startswith(f"and {60 - len(table.rows)} ranks more; of all: 1 cut, 59 fi")
 
 
-def test_without_rich_it_is_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str, package: str | None = None) -> Any:
-        if name.startswith("rich"):
-            raise ImportError(name)
-        return importlib.import_module(name, package)
-
-    monkeypatch.setattr(verb.importlib, "import_module", refuse)  # type: ignore[attr-defined]
+def test_without_rich_there_is_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     assert verb.open_screen() is None
 
 

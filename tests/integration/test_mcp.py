@@ -59,7 +59,7 @@ async def refusal(client: mcp.Client, tool: str, **arguments: Any) -> str:
     return text
 
 
-def test_an_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
+def test_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
     async def questions(client: mcp.Client) -> None:
         tools = (await client.list_tools()).tools
         assert {tool.name for tool in tools} == {
@@ -84,7 +84,7 @@ def test_an_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
     ask(runs, questions)
 
 
-def test_an_agent_reads_nothing_outside_of_the_folders(runs: Path, tmp_path: Path) -> None:
+def test_agent_reads_nothing_outside_of_the_folders(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("[]")
     (runs / "link.json").symlink_to(tmp_path / "secret.json")
 
@@ -92,19 +92,14 @@ def test_an_agent_reads_nothing_outside_of_the_folders(runs: Path, tmp_path: Pat
         for name in ("../secret.json", str(tmp_path / "secret.json"), "link.json", "/etc", "none", "--help"):
             assert "there is no such run or trace in" in await refusal(client, "summary", run=name)
         assert "this link leads out of the folders" in await refusal(client, "summary", run=".")
-        for sql in (
-            "select * from read_text('/etc/passwd')",
-            "copy events to '/tmp/x'",
-            "install httpfs",
-            "select 1; select 2",
-        ):
+        for sql in ("select * from read_text('/etc/passwd')", "copy events to '/tmp/x'", "select 1; select 2"):
             assert await refusal(client, "query", run="fast", sql=sql)
         assert "nonsense" in await refusal(client, "query", run="fast", sql="select nonsense from events")
 
     ask(runs, questions)
 
 
-def test_long_answers_come_in_pages(runs: Path) -> None:
+def test_long_answers_come_in_pages_and_longer_lines_say_what_is_cut(runs: Path) -> None:
     async def questions(client: mcp.Client) -> None:
         sql = "select i, repeat('x', 90) as text from range(1000) t(i) order by i"
         pages = [await call(client, "query", run="fast", sql=sql, page=page) for page in range(1, 6)]
@@ -112,16 +107,8 @@ def test_long_answers_come_in_pages(runs: Path) -> None:
         assert pages[0].endswith("[page 1 of 5]")
         rows = [row for page in pages for row in page.splitlines()[1:] if not row.startswith("[page")]
         assert [int(row.split(",")[0]) for row in rows if row] == list(range(1000))
-        assert (
-            await refusal(client, "query", run="fast", sql=sql, page=6)
-            == "Error executing tool query: page 6 does not exist; the last page is 5"
-        )
-
-    ask(runs, questions)
-
-
-def test_a_line_that_is_longer_than_a_page_says_what_is_cut(runs: Path) -> None:
-    async def questions(client: mcp.Client) -> None:
+        told = await refusal(client, "query", run="fast", sql=sql, page=6)
+        assert told.endswith("page 6 does not exist; the last page is 5")
         text = await call(client, "query", run="fast", sql=f"select repeat('x', {PAGE_CHARS + 500}) as text")
         assert text.splitlines()[0] == "text"
         assert re.search(r"x \[50\d more characters\]", text)
@@ -130,7 +117,7 @@ def test_a_line_that_is_longer_than_a_page_says_what_is_cut(runs: Path) -> None:
     ask(runs, questions)
 
 
-def test_a_link_serves_the_trace_until_the_agent_leaves(runs: Path) -> None:
+def test_link_serves_the_trace_until_the_agent_leaves(runs: Path) -> None:
     addresses = []
 
     async def questions(client: mcp.Client) -> None:
@@ -145,7 +132,7 @@ def test_a_link_serves_the_trace_until_the_agent_leaves(runs: Path) -> None:
         urllib.request.urlopen(addresses[0])
 
 
-def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tracekit", "mcp", str(tmp_path / "none")], capture_output=True, text=True, check=False
     )

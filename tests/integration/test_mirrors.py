@@ -20,7 +20,6 @@ from tracekit import (
     NVTXMirror,
     OpenTelemetryMirror,
     Profiler,
-    ProfilerAction,
     RecordFunctionMirror,
     TorchProfiler,
     TraceHandler,
@@ -51,8 +50,6 @@ def run_child(program: str, folder: Path, **variables: str) -> str:
     return done.stdout
 
 
-# ---- NVTX -----------------------------------------------------------------------------------------------------------------
-
 NVTX = """
 import asyncio, threading
 from tracekit import NVTXMirror, Profiler
@@ -74,7 +71,7 @@ with Profiler([NVTXMirror()], rank=0, record_batches=False) as profiler:
 """
 
 
-def test_a_tool_that_listens_to_nvtx_gets_every_slice(tmp_path: Path) -> None:
+def test_tool_that_listens_to_nvtx_gets_every_slice(tmp_path: Path) -> None:
     pytest.importorskip("nvtx", reason="nvtx is not installed")
     tool = compiled("nvtx_listener", tmp_path)
     run_child(NVTX, tmp_path, NVTX_INJECTION64_PATH=str(tool), NVTX_CALLS=str(tmp_path / "calls"))
@@ -83,23 +80,11 @@ def test_a_tool_that_listens_to_nvtx_gets_every_slice(tmp_path: Path) -> None:
     assert {domain for _, domain, *_ in calls} == {"tracekit"}
     (category,) = [number for what, _, text, number, _ in calls if (what, text) == ("category", "model")]
     assert [(what, text, number) for what, _, text, number, thread in calls if thread == main][1:] == [
-        ("push", "a", category),
-        ("push", "b", "0"),
-        ("mark", "now", category),
-        ("pop", "", "0"),
-        ("pop", "", "0"),
-        ("start", "task", "1"),
-        ("start", "task", "2"),
-        ("end", "", "1"),
-        ("end", "", "2"),
+        *(("push", "a", category), ("push", "b", "0"), ("mark", "now", category), ("pop", "", "0"), ("pop", "", "0")),
+        *(("start", "task", "1"), ("start", "task", "2"), ("end", "", "1"), ("end", "", "2")),
     ]
-    assert [(what, text) for what, _, text, _, thread in calls if thread != main] == [
-        ("push", "elsewhere"),
-        ("pop", ""),
-    ]
-
-
-# ---- torch's record_function ----------------------------------------------------------------------------------------------
+    others = [(what, text) for what, _, text, _, thread in calls if thread != main]
+    assert others == [("push", "elsewhere"), ("pop", "")]
 
 
 def names_in(path: str | Path) -> list[str]:
@@ -186,7 +171,7 @@ print("fine")
 """
 
 
-def test_a_slice_that_outlives_a_torch_profile_does_not_crash_the_next(torch: Any, tmp_path: Path) -> None:
+def test_slice_that_outlives_a_torch_profile_does_not_crash_the_next(torch: Any, tmp_path: Path) -> None:
     # In a child: torch's own _RecordFunctionFast ends the process by a segmentation fault here.
     assert run_child(CROSSING, tmp_path) == "fine\n"
     export = "torch.profiler export"  # a marker, too: it begins while torch still records
@@ -195,7 +180,7 @@ def test_a_slice_that_outlives_a_torch_profile_does_not_crash_the_next(torch: An
     assert names_in(tmp_path / "2.json") == ["mine"]
 
 
-def test_a_slice_across_the_batches_of_one_window_ends_where_it_ends(torch: Any, tmp_path: Path) -> None:
+def test_slice_across_the_batches_of_one_window_ends_where_it_ends(torch: Any, tmp_path: Path) -> None:
     source = TorchProfiler(tmp_path / "t-{batch}.json")
     with Profiler([RecordFunctionMirror()], cyclic_schedule(warmup=0, active=4), sources=[source], rank=0) as profiler:
         with profiler.marker("two batches"):
@@ -226,9 +211,6 @@ def test_nothing_is_recorded_while_no_torch_profile_is_on_and_torchs_flag_is_lef
             _ = 1 / 0
         assert flags._is_profiler_enabled is False
     assert [event.name for event in profiled.events() if event.name in {"before", "inside"}] == ["inside"]
-
-
-# ---- OpenTelemetry --------------------------------------------------------------------------------------------------------
 
 
 class Spans:
@@ -285,12 +267,12 @@ def test_spans_have_their_parents_the_users_among_them(spans: Spans) -> None:
     assert profiler.stats.failures == {}
     assert spans.parents() == {
         "job": None,
-        "outer": "job",
-        "request": "outer",
-        "inner": "request",
-        "second": "outer",
-        "third": "job",
         "alone": None,
+        "outer": "job",
+        "third": "job",
+        "request": "outer",
+        "second": "outer",
+        "inner": "request",
     }
 
 
@@ -302,15 +284,8 @@ def test_spans_carry_the_training_time_the_rank_and_the_times_of_the_trace(spans
         with profiler.marker("a", ["model", "x"]):
             profiler.marker("now", ["y"]).instant()
     span = spans.finished["a"]
-    when = {
-        "tracekit.run_id": "run",
-        "tracekit.rank": 3,
-        "tracekit.iteration": 0,
-        "tracekit.epoch": 1,
-        "tracekit.batch": 1,
-        "tracekit.sample": 8,
-        "tracekit.token": 100,
-    }
+    values = {"run_id": "run", "rank": 3, "iteration": 0, "epoch": 1, "batch": 1, "sample": 8, "token": 100}
+    when = {f"tracekit.{name}": value for name, value in values.items()}
     assert dict(span.attributes) == {**when, "tracekit.categories": ("model", "x")}
     (event,) = span.events
     assert (event.name, dict(event.attributes)) == ("now", {**when, "tracekit.categories": ("y",)})
@@ -324,22 +299,16 @@ def test_spans_carry_the_training_time_the_rank_and_the_times_of_the_trace(spans
     assert (span.start_time, span.end_time) == (base_ns + start_us * 1000, base_ns + end_us * 1000)
 
 
-def test_an_exception_is_the_spans_status_without_its_text(spans: Spans) -> None:
-    with spans.profiler() as profiler, pytest.raises(ValueError, match="secret"), profiler.marker("a"):
-        raise ValueError("secret")
-    span = spans.finished["a"]
-    assert span.status.status_code.name == "ERROR"
-    assert span.status.description == "ValueError"
-    assert [(event.name, dict(event.attributes)) for event in span.events] == [
-        ("exception", {"exception.type": "ValueError"})
-    ]
-
-
-def test_an_instant_outside_of_any_span_is_a_span_of_no_length(spans: Spans) -> None:
+def test_exception_is_the_status_of_its_span_without_its_text_and_an_instant_alone_is_a_span(spans: Spans) -> None:
     with spans.profiler() as profiler:
         profiler.marker("now").instant()
-    span = spans.finished["now"]
-    assert span.start_time == span.end_time
+        with pytest.raises(ValueError, match="secret"), profiler.marker("a"):
+            raise ValueError("secret")
+    now, span = spans.finished["now"], spans.finished["a"]
+    assert now.start_time == now.end_time
+    assert (span.status.status_code.name, span.status.description) == ("ERROR", "ValueError")
+    (event,) = span.events
+    assert (event.name, dict(event.attributes)) == ("exception", {"exception.type": "ValueError"})
 
 
 def test_each_thread_and_each_task_has_its_own_parents(spans: Spans) -> None:
@@ -362,12 +331,12 @@ def test_each_thread_and_each_task_has_its_own_parents(spans: Spans) -> None:
     assert profiler.stats.failures == {}
     assert spans.parents() == {
         "all": None,
+        "main": None,
+        "thread": None,
         "one outer": "all",
         "two outer": "all",
         "one inner": "one outer",
         "two inner": "two outer",
-        "main": None,
-        "thread": None,
     }
 
 
@@ -386,7 +355,7 @@ def test_slices_that_end_crosswise_leave_no_span_behind(spans: Spans) -> None:
     assert spans.parents() == {"job": None, "a": "job", "b": "a", "in b": "b", "after": "job"}
 
 
-def test_a_slice_that_ends_in_another_task_is_ended_without_a_complaint(
+def test_slice_that_ends_in_another_task_is_ended_without_a_complaint(
     spans: Spans, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def numbers(profiler: Profiler) -> Any:
@@ -411,23 +380,11 @@ def test_spans_that_are_open_when_the_profiler_stops_are_ended_and_say_so(spans:
     profiler.start()
     with profiler.marker("outer"), profiler.marker("inner"):
         profiler.stop()
-        assert {name: span.attributes["tracekit.unfinished"] for name, span in spans.finished.items()} == {
-            "outer": True,
-            "inner": True,
-        }
+        unfinished = {name: span.attributes["tracekit.unfinished"] for name, span in spans.finished.items()}
+        assert unfinished == {"outer": True, "inner": True}
         with spans.tracer.start_as_current_span("after"):
             pass
     assert spans.parents() == {"outer": None, "inner": "outer", "after": None}
-
-
-def test_in_skip_there_are_no_spans(spans: Spans) -> None:
-    actions = [ProfilerAction.SKIP, ProfilerAction.ACTIVE, ProfilerAction.SKIP]
-    with spans.profiler(schedule=lambda timestamp: actions[int(timestamp.batch)]) as profiler:
-        for number in range(2):
-            with profiler.marker(f"in {number}"):
-                pass
-            profiler.step()
-    assert list(spans.finished) == ["in 1"]
 
 
 def test_without_an_sdk_nothing_happens_and_nothing_fails() -> None:
@@ -437,10 +394,7 @@ def test_without_an_sdk_nothing_happens_and_nothing_fails() -> None:
     assert profiler.stats.failures == {}
 
 
-# ---- the example ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_example_is_in_torchs_trace_and_in_tracekits(torch: Any, tmp_path: Path, engine: Engine) -> None:
+def test_example_is_in_torchs_trace_and_in_tracekits(torch: Any, tmp_path: Path, engine: Engine) -> None:
     for package in ("nvtx", "opentelemetry"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     source = (ROOT / "examples" / "mirrors.py").read_text("utf-8")
@@ -451,9 +405,6 @@ def test_the_example_is_in_torchs_trace_and_in_tracekits(torch: Any, tmp_path: P
         assert trace.errors() == []
         counts = dict(trace.rows("select name, count(*) from slice where name like '%ward' group by name"))
     assert counts == {"forward": 3 + 2, "backward": 3 + 2}, "three with the warm-up, and torch's two"
-
-
-# ---- the contract of every handler ----------------------------------------------------------------------------------------
 
 
 class TestNVTXMirror(TraceHandlerContract):

@@ -10,9 +10,9 @@ import json
 import os
 import re
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import fsspec.config
@@ -20,12 +20,9 @@ import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore
 from tests.served import TOKEN, Answer, Served, rank_trace, served
-from tracekit import JSONTraceHandler, Profiler
-from tracekit.capture.coordinator import CaptureCoordinator
-from tracekit.capture.documents import RankStatus
+from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
 from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TraceFormatError
-from tracekit.testing import FakeClock
 from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.ui import PerfettoUI
 from tracekit.view.serve.app import make_application
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
 
     from tests.perfetto import Engine
 
+LINK_FROM_ELSEWHERE = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate"}
 NASTY = '"><script>alert(1)</script>&\u202e'
 RUN = "/runs/good-[0-9a-f]{8}"
 
@@ -70,8 +68,19 @@ def run_of(server: Served, name: str = "good") -> str:
     return server.get("/").link(rf"/runs/{name}-[0-9a-f]{{8}}")
 
 
-def assert_host_refused(answer: Answer) -> None:
-    assert (answer.status, answer.body) == (400, b"Invalid host header")
+def merge(server: Served, run: str) -> Answer:
+    """Have the ranks of a run merged; return the page of the trace."""
+    server.post(f"{run}/trace")
+    return server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+
+
+def summarised(server: Served, run: str) -> Answer:
+    """Return the page of a run with its summary."""
+    return server.wait_for(run, lambda answer: "is slower in" in answer.text)
+
+
+def listed(text: str) -> list[str]:
+    return re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', text)
 
 
 def assert_nothing(answer: Answer, *statuses: int) -> None:
@@ -80,32 +89,45 @@ def assert_nothing(answer: Answer, *statuses: int) -> None:
     assert set(answer.headers) <= {"date", "content-length", "connection"}
 
 
-# ---- reading ------------------------------------------------------------------------------------------------------------
+def raw(server: Served, request: bytes) -> bytes:
+    """Send bytes; return what comes back until the end of the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+        try:
+            connection.sendall(request)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+        except (ConnectionResetError, BrokenPipeError):
+            return b""
 
 
-def test_the_runs_are_listed_with_their_states(server: Served) -> None:
-    answer = server.get("/")
-    assert answer.status == 200
-    rows = dict(
-        re.findall(
-            r'<th scope="row"><a href="[^"]*">([^<]*)</a>.*</th>\n[^\0]*?<td class="states">(.*)</td>', answer.text
-        )
-    )
-    words = {name: " ".join(re.sub("<[^>]*>", " ", states).split()) for name, states in rows.items()}
-    assert words["good"] == "✓ 2 finished"
-    assert words["team/cut"] == "✂ 1 cut ✕ 1 lost"
+# Reading.
+
+
+def test_runs_are_listed_with_their_states_searched_filtered_and_paged(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = server.get("/").text
+    rows = re.findall(r'<th scope="row"><a href="[^"]*">([^<]*)</a>.*</th>\n[^\0]*?<td class="states">(.*)</td>', page)
+    words = {name: " ".join(re.sub("<[^>]*>", " ", states).split()) for name, states in rows}
+    assert (words["good"], words["team/cut"]) == ("✓ 2 finished", "✂ 1 cut ✕ 1 lost")
     assert set(words) == {"good", "team/cut", "broken"}
-    assert "Capture" not in answer.text
-    assert answer.text.count('aria-label="Perfetto ') == 3, "each opens in Perfetto with one click"
+    assert "3 runs" in page
+    assert "Capture" not in page
+    assert page.count('aria-label="Perfetto ') == 3, "each opens in Perfetto with one click"
+
+    assert "1 of 3 runs" in server.get("/?q=CUT").text
+    assert "No run is like that" in server.get("/?q=nothing").text
+    monkeypatch.setattr("tracekit.view.serve.run_list.PER_PAGE", 2)
+    first = server.get("/?order=name")
+    assert listed(first.text) == ["broken", "good"]
+    assert listed(server.get(html.unescape(first.link(r"/\?order=name&amp;page=2"))).text) == ["team/cut"]
 
 
-def test_a_run_says_where_its_time_goes(server: Served) -> None:
-    run = run_of(server)
-    page = server.wait_for(run, lambda answer: "is slower in" in answer.text).text
+def test_run_says_where_its_time_goes(server: Served) -> None:
+    page = summarised(server, run_of(server)).text
     assert "Rank 1 is slower in forward: 2.00 ms a step" in page
     assert page.count('class="tk-plot') == 4
-    assert "Time of each stage on each rank, against the median rank, as a share of a step" in page
     for words in (
+        "Time of each stage on each rank, against the median rank, as a share of a step",
         "Step times of each rank",
         "Stages of a step; exposed is what a stage adds to the step of all, waiting adds nothing",
         "Markers with the longest total time, and the total times of the ranks",
@@ -117,7 +139,7 @@ def test_a_run_says_where_its_time_goes(server: Served) -> None:
 
 def test_pages_can_be_read_without_scripts_and_load_nothing_from_elsewhere(server: Served) -> None:
     run = run_of(server)
-    server.wait_for(run, lambda answer: "is slower in" in answer.text)
+    summarised(server, run)
     for path in ("/", run, f"{run}/trace"):
         answer = server.get(path)
         policy = answer.headers["content-security-policy"]
@@ -132,7 +154,7 @@ def test_pages_can_be_read_without_scripts_and_load_nothing_from_elsewhere(serve
         assert answer.text.count("<main ") == answer.text.count("<h1>") == answer.text.count("<nav ") == 1
 
 
-def test_the_ranks_become_one_trace_on_demand_and_once(server: Served, engine: Engine, tmp_path: Path) -> None:
+def test_ranks_become_one_trace_on_demand_and_once(server: Served, engine: Engine, tmp_path: Path) -> None:
     run = run_of(server)
     assert "Merge them" in server.get(f"{run}/trace").text, "nothing is merged by looking"
     assert server.get(f"{run}/trace/merged.json.gz").status == 404
@@ -158,7 +180,7 @@ def test_the_ranks_become_one_trace_on_demand_and_once(server: Served, engine: E
     assert kept.stat().st_ino == first, "it is not merged again"
 
 
-def test_a_part_of_the_timeline_has_a_link(server: Served) -> None:
+def test_part_of_the_timeline_has_a_link(server: Served) -> None:
     path = f"{run_of(server)}/trace"
     server.post(path)
     whole = server.wait_for(path, lambda answer: "What the merge says" in answer.text).text
@@ -184,10 +206,9 @@ def test_a_part_of_the_timeline_has_a_link(server: Served) -> None:
         assert (answer.status, "This cannot be shown" in answer.text) == (502, True)
 
 
-def test_a_run_that_has_gone_on_is_merged_again(server: Served, root: Path) -> None:
+def test_run_that_has_gone_on_is_merged_again(server: Served, root: Path) -> None:
     run = run_of(server)
-    server.post(f"{run}/trace")
-    server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+    merge(server, run)
     (root / "good" / "rank1.json").write_text(rank_trace(1, run="good", steps=30))
     stale = server.wait_for(f"{run}/trace", lambda answer: "The run has gone on" in answer.text)
     assert "Download" in stale.text
@@ -202,31 +223,25 @@ def test_a_run_that_has_gone_on_is_merged_again(server: Served, root: Path) -> N
 def test_old_merged_traces_make_room(root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache", cache_bytes=1) as server:
         for name in ("good", "team-cut"):
-            path = f"{run_of(server, name)}/trace"
-            server.post(path)
-            server.wait_for(path, lambda answer: "What the merge says" in answer.text)
+            merge(server, run_of(server, name))
         assert len(list((tmp_path / "cache").glob("*.json.gz"))) == 1
-        path = f"{run_of(server)}/trace"
-        assert "Merge them" in server.get(path).text
-        server.post(path)
-        server.wait_for(path, lambda answer: "What the merge says" in answer.text)
+        assert "Merge them" in server.get(f"{run_of(server)}/trace").text
+        merge(server, run_of(server))
 
 
-def test_a_broken_run_says_what_is_wrong(server: Served) -> None:
+def test_broken_run_says_what_is_wrong(server: Served) -> None:
     run = run_of(server, "broken")
     page = server.wait_for(run, lambda answer: "1 place in the files cannot be read" in answer.text)
     assert page.status == 200
     assert "1 place in its files cannot be read" in page.text
-    server.post(f"{run}/trace")
-    merged = server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
-    assert '<li class="problem">LOST: ' in merged.text
+    assert '<li class="problem">LOST: ' in merge(server, run).text
 
 
 def refuse(inputs: tuple[str, ...], *, progress: object) -> None:
     raise TraceFormatError(inputs[0], "nobody can read <this>")
 
 
-def test_a_summary_that_fails_says_why(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_that_fails_says_why(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracekit.view.serve.service.explain", refuse)
     run = run_of(server)
     page = server.wait_for(run, lambda answer: "The summary cannot be made" in answer.text)
@@ -234,10 +249,10 @@ def test_a_summary_that_fails_says_why(server: Served, monkeypatch: pytest.Monke
     assert "host-a" in page.text, "what is known is shown all the same"
     monkeypatch.undo()
     assert server.post(f"{run}/summary").status == 303
-    server.wait_for(run, lambda answer: "is slower in" in answer.text)
+    summarised(server, run)
 
 
-def test_a_merge_that_fails_says_why(server: Served, root: Path) -> None:
+def test_merge_that_fails_says_why(server: Served, root: Path) -> None:
     path = f"{run_of(server)}/trace"
     one = (root / "good" / "rank0.json").read_text()
     # Another process that says it is the same rank.
@@ -256,12 +271,7 @@ def test_names_in_traces_are_words_and_nothing_else(tmp_path: Path) -> None:
         (folder / f"rank{rank}.json").write_text(text)
     with served(str(tmp_path / "root"), tmp_path / "cache") as server:
         run = server.get("/").link('/runs/[^"]*')
-        server.post(f"{run}/trace")
-        pages = [
-            server.get("/"),
-            server.wait_for(run, lambda answer: "is slower in" in answer.text),
-            server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text),
-        ]
+        pages = [server.get("/"), summarised(server, run), merge(server, run)]
     for page in pages:
         assert "<img" not in page.text
         assert "<script>" not in page.text
@@ -272,24 +282,11 @@ def test_names_in_traces_are_words_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
-def test_list_is_searched_filtered_and_paged(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "3 runs" in server.get("/").text
-    found = server.get("/?q=CUT").text
-    assert "1 of 3 runs" in found
-    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', found) == ["team/cut"]
-    assert "No run is like that" in server.get("/?q=nothing").text
-    monkeypatch.setattr("tracekit.view.serve.run_list.PER_PAGE", 2)
-    first = server.get("/?order=name")
-    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', first.text) == ["broken", "good"]
-    second = server.get(html.unescape(first.link(r"/\?order=name&amp;page=2")))
-    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', second.text) == ["team/cut"]
-
-
 def test_tags_are_kept_and_found_again(server: Served, root: Path, tmp_path: Path) -> None:
     run = run_of(server)
     assert server.post(f"{run}/tags", tags="nightly, <b>bold</b> nightly").status == 303
     assert 'value="nightly, &lt;b&gt;bold&lt;/b&gt;"' in server.get(run).text
-    assert re.findall(r'<th scope="row"><a [^>]*>([^<]*)<', server.get("/?tag=nightly").text) == ["good"]
+    assert listed(server.get("/?tag=nightly").text) == ["good"]
     server.cookie = None
     assert server.post(f"{run}/tags", tags="other").status == 403
     with served(str(root), tmp_path / "cache", token_to_read=False) as again:
@@ -305,31 +302,6 @@ def test_two_runs_are_compared_in_the_words_of_diff(server: Served) -> None:
     assert server.get(f"/compare?a={first}&b=none").status == 404
 
 
-def test_run_that_ends_in_an_evaluation_has_the_summary_of_its_steps(tmp_path: Path) -> None:
-    folder = tmp_path / "root" / "trained"
-    clock = FakeClock()
-    with Profiler(JSONTraceHandler(str(folder / "rank{rank}.json")), run_id="trained", clock=clock.clock) as profiler:
-        for _ in range(20):
-            with profiler.marker("forward"):
-                clock.advance(1_000_000)
-            profiler.step()
-        with profiler.marker("evaluation"):
-            for _ in range(200):
-                with profiler.marker("forward"):
-                    clock.advance(1_000_000)
-    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
-        page = server.wait_for(run_of(server, "trained"), lambda answer: "Where the time goes" in answer.text).text
-        page = server.wait_for(run_of(server, "trained"), lambda answer: 'class="progress"' not in answer.text).text
-    assert "finished" in page
-    steps = re.search(r'<th scope="row">0</th><td class="n">(\d+)</td>', page)
-    assert steps is not None
-    assert 10 <= int(steps[1]) <= 20, "warm-up steps may be left out, and the evaluation is no step"
-    assert "stalled" not in page
-    row = re.search(r"<tr><th scope=\"row\"><bdi[^>]*>evaluation</bdi></th>.*</tr>", page)
-    assert row is not None
-    assert '<td class="n">0.0%</td></tr>' in row[0], "no part of a step"
-
-
 def test_run_in_an_evaluation_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "root" / "live"
     folder.mkdir(parents=True)
@@ -343,22 +315,7 @@ def test_run_in_an_evaluation_says_so(tmp_path: Path) -> None:
     assert "Now after step 20: evaluation, on 2 ranks." in page
 
 
-def test_folder_of_traces_of_torch_is_a_run(tmp_path: Path) -> None:
-    folder = tmp_path / "root" / "profile"
-    folder.mkdir(parents=True)
-    for rank in (0, 1):
-        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": 100.0, "dur": 50.0}
-        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
-        (folder / f"host_{rank}.pt.trace.json").write_text(json.dumps(document))
-    with served(str(tmp_path / "root"), tmp_path / "cache") as server:
-        run = run_of(server, "profile")
-        page = server.wait_for(run, lambda answer: "aten::mm" in answer.text).text
-        assert "2 ranks" in page
-        made = server.post(f"{run}/trace").headers["location"]
-        assert "Open in Perfetto" in server.wait_for(made, lambda answer: "Open in Perfetto" in answer.text).text
-
-
-def test_an_empty_folder_and_one_that_is_gone(tmp_path: Path) -> None:
+def test_empty_folder_and_one_that_is_gone(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     with served(str(root), tmp_path / "cache") as server:
@@ -368,7 +325,7 @@ def test_an_empty_folder_and_one_that_is_gone(tmp_path: Path) -> None:
         assert gone.status == 200
 
 
-def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_in_a_bucket_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ObjectStore()
     for name, value in store.environment().items():
         monkeypatch.setenv(name, value)  # for the processes that do the work
@@ -381,43 +338,37 @@ def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             )
         with served(f"s3://{BUCKET}/runs", tmp_path / "cache", may_capture=True) as server:
             run = run_of(server)
-            server.wait_for(run, lambda answer: "is slower in" in answer.text)
-            server.post(f"{run}/trace")
-            server.wait_for(f"{run}/trace", lambda answer: "merged 2 files of 2 ranks" in answer.text)
+            summarised(server, run)
+            assert "merged 2 files of 2 ranks" in merge(server, run).text
             assert server.get(f"{run}/trace/merged.json.gz").status == 200
             assert "Capture now" not in server.get(run).text, "nobody can be asked through a bucket"
     finally:
         store.stop()
 
 
-# ---- who gets nothing -----------------------------------------------------------------------------------------------------
+# Who gets nothing.
 
 
-def test_another_host_gets_nothing(server: Served) -> None:
+def test_request_by_another_name_of_this_machine_gets_nothing(server: Served) -> None:
     run = run_of(server)
     for host in ("evil.example", f"evil.example:{server.port}", ""):
         for path in ("/", run, f"{run}/trace", "/static/style.css", "/sign-in", "/nothing"):
-            assert_host_refused(server.get(path, host=host))
-
-
-def test_no_host_and_two_hosts_get_nothing(server: Served) -> None:
+            answer = server.get(path, host=host)
+            assert (answer.status, answer.body) == (400, b"Invalid host header")
     for head in ("", f"Host: {server.host}\r\nHost: evil.example\r\n"):
-        with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
-            connection.sendall(f"GET / HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode())
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"good" not in answer
+        answered = raw(server, f"GET / HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode())
+        assert answered.startswith(b"HTTP/1.1 400 ")
+        assert b"good" not in answered
 
 
-def test_a_page_of_another_origin_gets_nothing(server: Served) -> None:
+def test_page_of_another_origin_gets_nothing(server: Served) -> None:
     run = run_of(server)
     for origin in ("https://evil.example", "null", "", f"http://localhost:{server.port}"):
         for path in ("/", run, f"{run}/trace", "/static/style.css"):
             assert_nothing(server.get(path, Origin=origin))
             assert_nothing(server.get(path, "POST", Origin=origin))
     assert_nothing(server.get(run, Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="image", Sec_Fetch_Mode="no-cors"))
-    link = server.get(run, Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="document", Sec_Fetch_Mode="navigate")
-    assert link.status == 200, "a link may lead here"
+    assert server.get(run, **LINK_FROM_ELSEWHERE).status == 200
 
 
 def test_other_methods_get_nothing(server: Served) -> None:
@@ -429,7 +380,7 @@ def test_other_methods_get_nothing(server: Served) -> None:
         assert_nothing(server.post(path), 405)
 
 
-def test_a_form_is_one_of_this_server_small_and_of_the_usual_kind(server: Served) -> None:
+def test_form_is_one_of_this_server_small_and_of_the_usual_kind(server: Served) -> None:
     path = f"{run_of(server)}/trace"
     form = "application/x-www-form-urlencoded"
     own = {"Origin": server.origin, "Content-Length": "0"}
@@ -442,54 +393,20 @@ def test_a_form_is_one_of_this_server_small_and_of_the_usual_kind(server: Served
     assert "Merge them" in server.get(path).text, "nothing was begun"
 
 
-def test_no_path_in_an_address_is_one_of_a_file(server: Served) -> None:
-    for path in (
-        "/runs/..%2f..%2fetc%2fpasswd",
-        "/runs/../../etc/passwd",
-        "/runs/%2e%2e/trace",
-        "/runs/good",
-        "/runs/good/rank0.json",
-        "/static/..%2fapp.py",
-        "/static/../app.py",
-        "/static/",
-        "/ui/",
-        "/ui/../../etc/passwd",
-        "//etc/passwd",
-        "/runs/%00",
-        "/runs/%ff",
-        "/runs//trace",
-        "/runs",
-        "/%c0%ae%c0%ae/",
-    ):
-        answer = server.get(path)
-        assert answer.status == 404, path
-        assert "root:" not in answer.text
-        assert "tracekit_metadata" not in answer.text
+@pytest.mark.parametrize(
+    "path",
+    ["/runs/..%2f..%2fetc%2fpasswd", "/runs/../../etc/passwd", "/runs/%2e%2e/trace", "/runs/good", "/runs/good/rank0.json",
+     "/static/..%2fapp.py", "/static/../app.py", "/static/", "/ui/", "/ui/../../etc/passwd", "//etc/passwd", "/runs/%00",
+     "/runs/%ff", "/runs//trace", "/runs", "/%c0%ae%c0%ae/"],
+)  # fmt: skip
+def test_path_in_an_address_is_none_of_a_file(server: Served, path: str) -> None:
+    answer = server.get(path)
+    assert answer.status == 404
+    assert "root:" not in answer.text
+    assert "tracekit_metadata" not in answer.text
 
 
-def test_links_that_lead_out_of_the_folder_are_not_followed(root: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "rank0.json").write_text(rank_trace(0, run="secret-run", name="secret-name"))
-    (root / "linked").symlink_to(outside)
-    (root / "good" / "torch.json").symlink_to(outside / "rank0.json")
-    (root / "own").mkdir()
-    (root / "own" / "rank0.json").symlink_to(outside / "rank0.json")
-    with served(str(root), tmp_path / "cache") as server:
-        listing = server.get("/").text
-        assert "secret-run" not in listing
-        run = run_of(server)
-        server.post(f"{run}/trace")
-        server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
-        merged = gzip.decompress(server.get(f"{run}/trace/merged.json.gz").body)
-        page = server.wait_for(run, lambda answer: "is slower in" in answer.text)
-    assert b"forward" in merged
-    assert b"secret-name" not in merged
-    assert "secret-name" not in page.text
-    assert "links that lead to other folders are not followed" in page.text
-
-
-def test_a_request_that_does_not_come_is_given_up(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_does_not_come_is_given_up(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracekit.view.serve.server._HEAD_S", 1.0)
     with socket.create_connection(("127.0.0.1", server.port), 60) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\nHost: 127")
@@ -498,7 +415,7 @@ def test_a_request_that_does_not_come_is_given_up(server: Served, monkeypatch: p
             assert slow.recv(100) == b""
 
 
-def test_a_body_that_drips_is_given_up_as_a_whole(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_drips_is_given_up_as_a_whole(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracekit.view.serve.security._TIMEOUT_S", 1.0)
     head = (
         f"POST /sign-in HTTP/1.1\r\nHost: {server.host}\r\nOrigin: {server.origin}\r\nContent-Length: 4000\r\n"
@@ -545,13 +462,8 @@ def test_who_does_not_take_an_answer_is_given_up_and_no_fault_is_told(
     assert caplog.text == ""
 
 
-def test_a_head_beyond_all_measure_gets_nothing(server: Served) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
-        try:
-            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 40_000)
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-        except (ConnectionResetError, BrokenPipeError):
-            answer = b""
+def test_head_beyond_all_measure_gets_nothing(server: Served) -> None:
+    answer = raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 40_000)
     assert not answer.startswith(b"HTTP/1.1 200")
     assert server.get("/").status == 200
 
@@ -567,18 +479,13 @@ def test_it_listens_on_this_machine_only(server: Served) -> None:
     assert listening == [f"0100007F{own}"]
 
 
-# ---- the token ------------------------------------------------------------------------------------------------------------
+# The token.
 
 
 def test_each_address_without_the_token_shows_only_the_way_in(root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache", signed_in=False) as server:
-        for path in (
-            "/",
-            "/runs/good-00000000",
-            "/nothing",
-            "/ui/",
-            *(f"/static/{path.name}" for path in STATIC_FOLDER.iterdir()),
-        ):
+        static = (f"/static/{path.name}" for path in STATIC_FOLDER.iterdir())
+        for path in ("/", "/runs/good-00000000", "/nothing", "/ui/", *static):
             answer = server.get(path)
             assert answer.status == 403
             assert "Open the URL that <code>tracekit serve</code> printed" in answer.text
@@ -606,40 +513,36 @@ def test_signing_in_leads_nowhere_else(root: Path, tmp_path: Path) -> None:
         assert answer.headers["location"] == "/runs/x/trace"
 
 
-def test_a_link_from_elsewhere_is_asked_for_again_since_it_comes_without_the_cookie(root: Path, tmp_path: Path) -> None:
+def test_link_from_elsewhere_is_asked_for_again_since_it_comes_without_the_cookie(root: Path, tmp_path: Path) -> None:
     with served(str(root), tmp_path / "cache", signed_in=False) as server:
-        link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document", "Sec_Fetch_Mode": "navigate"}
-        assert 'http-equiv="refresh"' in server.get("/runs/x", **link).text
+        assert 'http-equiv="refresh"' in server.get("/runs/x", **LINK_FROM_ELSEWHERE).text
         assert 'http-equiv="refresh"' not in server.get("/runs/x", Sec_Fetch_Site="same-origin").text
 
 
-# ---- captures -------------------------------------------------------------------------------------------------------------
+# Captures.
 
 
-def listening(root: Path, files: tuple[str, ...] = ()) -> Path:
+def listening(root: Path, **state: Any) -> ControlFolder:
     """Have a rank of a run of its own listen, which is this process."""
-    control = root / "live" / "control"
-    folder = ControlFolder(control)
+    folder = ControlFolder(root / "live" / "control")
     folder.make()
-    folder.write_status(
-        RankStatus(rank=0, world_size=1, run_id="live", host="host-a", pid=os.getpid(), batch=7, step_seconds=0.1)
-    )
-    return control
+    rank = {"rank": 0, "world_size": 1, "run_id": "live", "host": "host-a", "pid": os.getpid(), "batch": 7, **state}
+    folder.write_status(RankStatus(**rank))
+    return folder
 
 
 def test_without_being_allowed_nobody_captures(root: Path, tmp_path: Path) -> None:
-    control = listening(root)
+    listening(root)
     with served(str(root), tmp_path / "cache") as server:
         run = run_of(server, "live")
         assert "Capture" not in server.get(run).text
-        server.sign_in()
         assert server.get(f"{run}/capture").status == 404
         assert_nothing(server.post(f"{run}/capture", steps="5"), 405)
-    assert not (control / "request.json").exists()
+    assert not (root / "live" / "control" / "request.json").exists()
 
 
 def test_without_the_token_nobody_captures(root: Path, tmp_path: Path) -> None:
-    control = listening(root)
+    listening(root, step_seconds=0.1)
     with served(str(root), tmp_path / "cache", may_capture=True, token_to_read=False) as server:
         run = run_of(server, "live")
         assert "listening" in server.get(run).text
@@ -653,29 +556,21 @@ def test_without_the_token_nobody_captures(root: Path, tmp_path: Path) -> None:
             answer = server.post(f"{run}/capture", **fields)
             assert answer.status == 400
             assert 'role="alert"' in answer.text
-    assert not (control / "request.json").exists()
+    assert not (root / "live" / "control" / "request.json").exists()
 
 
-def test_a_capture_names_files_that_are_not_served_and_they_are_not(root: Path, tmp_path: Path) -> None:
-    from tracekit.capture.documents import CaptureState, CaptureStatus, Request
-
-    control = listening(root)
+def test_capture_names_files_that_are_not_served_and_they_are_not(root: Path, tmp_path: Path) -> None:
+    listening(root)
     secret = tmp_path / "secret.json"
     secret.write_text(rank_trace(0, run="live", name="secret-name"))
     with served(str(root), tmp_path / "cache", may_capture=True) as server:
         run = run_of(server, "live")
-        server.sign_in()
         assert server.post(f"{run}/capture", steps="5").status == 303
-        request = Request.from_bytes((control / "request.json").read_bytes())
+        request = Request.from_bytes((root / "live" / "control" / "request.json").read_bytes())
         assert (request.steps, request.together) == (5, False)
-        done = CaptureStatus(
-            id=request.id, state=CaptureState.DONE, first_batch=8, last_batch=12, files=(str(secret), "s3://x/y.json")
-        )
-        ControlFolder(control).write_status(
-            RankStatus(
-                rank=0, world_size=1, run_id="live", host="h", pid=os.getpid(), updates=2, batch=13, capture=done
-            )
-        )
+        files = (str(secret), "s3://x/y.json")
+        done = CaptureStatus(id=request.id, state=CaptureState.DONE, first_batch=8, last_batch=12, files=files)
+        listening(root, updates=2, batch=13, capture=done)
         page = server.wait_for(f"{run}/capture", lambda answer: "batches 8 to 12" in answer.text)
         assert "</span> running" not in page.text
         assert "Not below what is served here" in page.text
@@ -684,26 +579,6 @@ def test_a_capture_names_files_that_are_not_served_and_they_are_not(root: Path, 
         assert server.post(path).status == 502
         assert server.get(f"{path}/merged.json.gz").status == 404
         assert server.get(f"{run}/captures/other").status == 404
-
-
-def test_a_capture_that_breaks_down_is_over_and_says_so(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def break_down(coordinator: CaptureCoordinator) -> None:
-        raise OverflowError("one by zero")
-
-    monkeypatch.setattr(CaptureCoordinator, "poll", break_down)
-    listening(root)
-    with served(str(root), tmp_path / "cache", may_capture=True) as server:
-        run = run_of(server, "live")
-        server.sign_in()
-        assert server.post(f"{run}/capture", steps="5").status == 303
-        page = server.wait_for(f"{run}/capture", lambda answer: "OverflowError: one by zero" in answer.text)
-        assert "</span> running" not in page.text
-        assert server.post(f"{run}/capture", steps="5").status == 303, "the next one may begin"
-
-
-# ---- the UI from here -----------------------------------------------------------------------------------------------------
 
 
 def test_offline_the_ui_comes_from_here_and_only_its_files(root: Path, tmp_path: Path) -> None:
@@ -717,9 +592,7 @@ def test_offline_the_ui_comes_from_here_and_only_its_files(root: Path, tmp_path:
         assert "form-action 'none'" in page.headers["content-security-policy"]
         assert server.get("/ui/v1/engine.wasm").headers["content-type"] == "application/wasm"
         assert server.get("/ui/../cache").status == 404
-        run = run_of(server)
-        server.post(f"{run}/trace")
-        page = server.wait_for(f"{run}/trace", lambda answer: "What the merge says" in answer.text)
+        page = merge(server, run_of(server))
         assert f"url=http%3A%2F%2F127.0.0.1%3A{server.port}%2Fruns%2Fgood-" in page.text
         assert "ui.perfetto.dev" not in page.text
 
@@ -727,14 +600,6 @@ def test_offline_the_ui_comes_from_here_and_only_its_files(root: Path, tmp_path:
 def test_long_work_does_not_hold_up_others(server: Served) -> None:
     run = run_of(server)
     server.post(f"{run}/trace")
-    answers: list[int] = []
-
-    def ask(path: str) -> None:
-        answers.append(server.get(path).status)
-
-    threads = [threading.Thread(target=ask, args=(path,)) for path in ("/", run) * 10]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [200] * 20
+    with ThreadPoolExecutor(20) as threads:
+        answers = list(threads.map(server.get, ("/", run) * 10))
+    assert [answer.status for answer in answers] == [200] * 20

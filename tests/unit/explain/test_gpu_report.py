@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.event_table import EventTable
 from tracekit.explain import gpu as gpu_module
-from tracekit.explain.gpu import Copies, GPUReport, explain_gpu, gpu_times_and_gaps
+from tracekit.explain.gpu import Copies, explain_gpu, gpu_times_and_gaps
 from tracekit.explain.gpu_text import gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -48,42 +48,25 @@ def _call(table: EventTable, start_ns: int, end_ns: int, correlation: int, **val
     )
 
 
-def test_time_of_a_gpu_is_split_into_kinds_their_overlap_and_idle_time() -> None:
-    table = EventTable()
-    _activity(table, "compute", 100, 200)
-    _activity(table, "communication", 150, 260, stream=20)
-    _activity(table, "memory", 300, 310)
-    (gpu,) = explain_gpu(table).gpus
-    assert (gpu.span_ns, gpu.busy_ns, gpu.idle_ns) == (210, 170, 40)
-    assert (gpu.compute_ns, gpu.communication_ns, gpu.hidden_ns, gpu.memory_ns) == (100, 110, 50, 10)
-
-
-def test_gap_before_a_kernel_launched_too_late_is_host_bound() -> None:
+@pytest.mark.parametrize(
+    ("launch", "other_stream", "expected"),
+    [((250, 290), None, (100, 0, 0)), ((10, 20), (180, 270), (0, 70, 30)), (None, None, (0, 0, 100))],
+    ids=["launched too late", "while another stream is busy", "without a known launch"],
+)
+def test_gap_between_two_kernels_has_a_cause(
+    launch: tuple[int, int] | None, other_stream: tuple[int, int] | None, expected: tuple[int, int, int]
+) -> None:
     table = EventTable()
     _activity(table, "compute", 100, 200)
     _activity(table, "compute", 300, 400, correlation=5)
-    _call(table, 250, 290, 5)
+    if launch is not None:
+        _call(table, *launch, 5)
+    if other_stream is not None:
+        _activity(table, "compute", *other_stream, stream=20)
     report = explain_gpu(table)
-    assert report.gpus[0].host_bound_ns == 100
-    assert (report.streams[0].host_bound_ns, report.streams[0].dependency_ns, report.streams[0].other_ns) == (100, 0, 0)
-
-
-def test_gap_of_a_stream_while_another_stream_is_busy_is_a_dependency() -> None:
-    table = EventTable()
-    _call(table, 10, 20, 5)
-    _activity(table, "compute", 100, 200)
-    _activity(table, "compute", 180, 270, stream=20)
-    _activity(table, "compute", 300, 400, correlation=5)
-    waiting = explain_gpu(table).streams[0]
-    assert (waiting.host_bound_ns, waiting.dependency_ns, waiting.other_ns) == (0, 70, 30)
-
-
-def test_gap_before_a_kernel_without_a_known_launch_has_no_known_cause() -> None:
-    table = EventTable()
-    _activity(table, "compute", 100, 200)
-    _activity(table, "compute", 300, 400)
-    stream = explain_gpu(table).streams[0]
-    assert (stream.host_bound_ns, stream.dependency_ns, stream.other_ns) == (0, 0, 100)
+    stream = report.streams[0]
+    assert (stream.host_bound_ns, stream.dependency_ns, stream.other_ns) == expected
+    assert report.gpus[0].host_bound_ns == expected[0]
 
 
 def test_launches_tell_latency_queue_and_kernels_shorter_than_their_call() -> None:
@@ -98,37 +81,30 @@ def test_launches_tell_latency_queue_and_kernels_shorter_than_their_call() -> No
     assert report.streams[0].max_queued == 3
 
 
-def test_call_that_launches_a_graph_counts_once() -> None:
+def test_call_that_launches_a_graph_counts_once_and_one_of_another_file_not_at_all() -> None:
     table = EventTable()
     _call(table, 0, 40, 9)
-    for start_ns in (100, 200, 300):
-        _activity(table, "compute", start_ns, start_ns + 50, correlation=9)
+    _call(table, 0, 40, 8, file=1, rank=1)
+    for start_ns, correlation in ((100, 9), (200, 9), (300, 9), (400, 8)):
+        _activity(table, "compute", start_ns, start_ns + 50, correlation=correlation)
     (launches,) = explain_gpu(table).launches
-    assert (launches.count, launches.calls_ns) == (3, 40)
+    assert (launches.rank, launches.count, launches.calls_ns) == (0, 3, 40)
 
 
-def test_correlation_of_another_file_launches_nothing() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "total_ns", "shortest_ns", "longest_ns", "slowest"),
+    [({0: 50, 1: 80, 2: 60}, 190, 50, 80, 1), ({3: 50, 1: 50, 2: 50}, 150, 50, 50, 1)],
+    ids=["slowest", "first of equal ones"],
+)
+def test_kernels_are_added_up_over_ranks_and_name_the_slowest(
+    lengths: dict[int, int], total_ns: int, shortest_ns: int, longest_ns: int, slowest: int
+) -> None:
     table = EventTable()
-    _call(table, 0, 40, 9, file=1, rank=1)
-    _activity(table, "compute", 100, 150, correlation=9)
-    assert explain_gpu(table).launches == []
-
-
-def test_kernels_are_added_up_over_ranks_and_name_the_slowest() -> None:
-    table = EventTable()
-    for rank, end_ns in ((0, 150), (1, 180), (2, 160)):
-        _activity(table, "compute", 100, end_ns, rank=rank, file=rank, device=rank)
+    for rank, length_ns in lengths.items():
+        _activity(table, "compute", 100, 100 + length_ns, rank=rank, file=rank, device=rank)
     (kernel,) = explain_gpu(table).kernels
-    assert (kernel.ranks, kernel.count, kernel.total_ns, kernel.longest_ns) == (3, 3, 190, 80)
-    assert (kernel.min_rank_ns, kernel.max_rank_ns, kernel.max_rank) == (50, 80, 1)
-
-
-def test_of_ranks_with_equal_sums_the_first_has_the_most() -> None:
-    table = EventTable()
-    for rank in (3, 1, 2):
-        _activity(table, "compute", 0, 50, rank=rank)
-    (kernel,) = explain_gpu(table).kernels
-    assert kernel.max_rank == 1
+    assert (kernel.ranks, kernel.count, kernel.total_ns, kernel.longest_ns) == (3, 3, total_ns, longest_ns)
+    assert (kernel.min_rank_ns, kernel.max_rank_ns, kernel.max_rank) == (shortest_ns, longest_ns, slowest)
 
 
 def test_copies_are_added_up_by_direction() -> None:
@@ -354,19 +330,16 @@ def test_figures_of_one_gpu_equal_those_of_holistic_trace_analysis(name: str) ->
     assert found == pytest.approx(HTA_SINGLE[name], abs=1)
 
 
-def _width(report: GPUReport, *, per_rank: bool) -> int:
-    return max(map(len, gpu_lines(report, per_rank=per_rank)))
-
-
-@pytest.mark.parametrize("per_rank", [False, True])
-def test_text_fits_80_columns(*, per_rank: bool) -> None:
+def test_text_fits_80_columns() -> None:
     table = EventTable()
     for rank in range(120, 130):
         _call(table, 100, 12_000_000_000, rank, file=rank, rank=rank)
         values: dict[str, Any] = {"rank": rank, "file": rank, "device": rank, "correlation": rank, "bytes": 123_456_789}
         _activity(table, "compute", 13_000_000_000, 99_000_000_000, name="void at::native::" + "kernel" * 40, **values)
         _activity(table, "memory", 99_100_000_000, 199_000_000_000, **values)
-    assert _width(explain_gpu(table), per_rank=per_rank) <= 80
+    report = explain_gpu(table)
+    for per_rank in (False, True):
+        assert max(map(len, gpu_lines(report, per_rank=per_rank))) <= 80
 
 
 def test_text_of_traces_without_a_gpu_says_so() -> None:

@@ -62,12 +62,15 @@ def test_cycles_of_two_stages_by_hand() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_stage_in_which_ranks_wait_is_found(known: bool) -> None:
+def test_stage_in_which_ranks_wait_is_found(known: bool) -> None:
     cycles = cycles_of(with_waiting(work(1), WAIT), known)
     assert ([STAGES[stage] for stage in cycles.order][-1], cycles.waits) == ("all_reduce", True)
     # A cycle begins with the optimizer of one step, and ends with all_reduce of the next.
     assert [cycles.step_of(7, place) for place in range(5)] == [7, 8, 8, 8, 8]
     assert cycles.times.shape == (4, 59, 5)
+    # Ranks that never wait have cycles from step to step.
+    free = cycles_of(work(3))
+    assert (free.waits, free.order, free.own_stages) == (False, [0, 1, 2, 3, 4], 5)
 
 
 def test_cycles_leave_out_steps_that_do_not_follow_each_other() -> None:
@@ -79,21 +82,11 @@ def test_cycles_leave_out_steps_that_do_not_follow_each_other() -> None:
     assert 19 not in cycles.begins
 
 
-def test_ranks_that_never_wait_have_cycles_from_step_to_step() -> None:
-    cycles = cycles_of(work(3))
-    assert (cycles.waits, cycles.order, cycles.own_stages) == (False, [0, 1, 2, 3, 4], 5)
-
-
 def test_waiting_costs_nothing() -> None:
     times = work(3)
     times[1, :, FORWARD] += 30e6
-    costs = dict(
-        zip(
-            ["optimizer", "dataloader", "forward", "backward", "all_reduce"],
-            stage_costs(cycles_of(with_waiting(times, WAIT))),
-            strict=True,
-        )
-    )
+    cycles = cycles_of(with_waiting(times, WAIT))
+    costs = dict(zip((STAGES[stage] for stage in cycles.order), stage_costs(cycles), strict=True))
     assert costs["forward"].exposed == pytest.approx(60e6, rel=0.05)
     assert costs["all_reduce"].exposed == pytest.approx(5e6, rel=0.1)
     assert costs["all_reduce"].median == pytest.approx(35e6, rel=0.1)
@@ -104,12 +97,19 @@ def test_too_little_gives_no_cycles(shape: tuple[int, int]) -> None:
     assert find_cycles(work(1, *shape), [True] * shape[1], [False] * 5) is None
 
 
+def test_few_cycles_give_no_comparison_and_no_outliers() -> None:
+    assert compare_ranks(cycles_of(work(1, steps=4))) is None
+    times = work(1, steps=9)
+    times[0, 4] *= 9
+    assert find_outlier_steps(cycles_of(times)) == []
+
+
 # Slow ranks.
 
 
 @pytest.mark.parametrize("layout", ["known", "found", "free"])
 @pytest.mark.parametrize("stage", WORK, ids=[STAGES[stage] for stage in WORK])
-def test_a_delay_is_found_in_its_rank_and_stage_and_nowhere_else(stage: int, layout: str) -> None:
+def test_delay_is_found_in_its_rank_and_stage_and_nowhere_else(stage: int, layout: str) -> None:
     for seed in range(5):
         rank = seed % 4
         times = work(seed)
@@ -122,15 +122,18 @@ def test_a_delay_is_found_in_its_rank_and_stage_and_nowhere_else(stage: int, lay
         assert one.chance < 0.01
 
 
-def test_two_slow_ranks_are_both_found() -> None:
+def test_two_slow_ranks_are_both_found_and_small_delays_in_all_stages_together() -> None:
     times = work(7, ranks=8)
     times[2, :, LOADING] += 0.1 * STEP_NS
     times[5, :, OPTIMIZER] += 0.2 * STEP_NS
     assert named(with_waiting(times, WAIT)) == [(5, "optimizer"), (2, "dataloader")]
+    times = work(2, steps=400)
+    times[3] += 0.015 * STEP_NS
+    assert named(times) == [(3, None)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_the_rank_that_waits_in_a_stage_of_its_own_work_is_not_named(ranks: int) -> None:
+def test_rank_that_waits_in_a_stage_of_its_own_work_is_not_named(ranks: int) -> None:
     # Ranks meet at the end of backward and again at the end of all_reduce: the others wait in backward for a slow forward.
     for seed in range(20):
         times = work(seed, ranks=ranks)
@@ -138,18 +141,12 @@ def test_the_rank_that_waits_in_a_stage_of_its_own_work_is_not_named(ranks: int)
         assert named(with_waiting(with_waiting(times, BACKWARD), WAIT)) == [(0, "forward")]
 
 
-def test_a_drift_that_all_ranks_share_names_none() -> None:
+def test_drift_that_all_ranks_share_names_none() -> None:
     times = work(1, steps=300) * (1 + 0.5 * np.linspace(0, 1, 300))[None, :, None]
     assert named(times) == []
 
 
-def test_small_delays_in_all_stages_are_found_together() -> None:
-    times = work(2, steps=400, noise="independent 3%")
-    times[3] += 0.015 * STEP_NS
-    assert named(times) == [(3, None)]
-
-
-def test_a_delay_below_the_least_effect_is_not_named() -> None:
+def test_delay_below_the_least_effect_is_not_named() -> None:
     times = work(1, steps=2000)
     times[1, :, FORWARD] += 0.01 * STEP_NS
     cycles = cycles_of(times)
@@ -159,7 +156,7 @@ def test_a_delay_below_the_least_effect_is_not_named() -> None:
         assert len(found.slow) == count
 
 
-def test_the_limit_of_a_negative_result_holds_and_falls_with_steps() -> None:
+def test_limit_of_a_negative_result_holds_and_falls_with_steps() -> None:
     limits = []
     for steps in (150, 2000):
         found = compared(work(1, steps=steps, noise="AR(1) 0.9 10%"))[1]
@@ -169,7 +166,7 @@ def test_the_limit_of_a_negative_result_holds_and_falls_with_steps() -> None:
     assert 0.02 < limits[1] < 0.08
 
 
-def test_the_steps_that_are_needed_suffice() -> None:
+def test_steps_that_are_needed_suffice() -> None:
     found = compared(work(3, steps=150, noise="AR(1) 0.5 10%"))[1]
     assert found.steps_needed in (200, 500, 1000)
     times = work(5, steps=found.steps_needed, noise="AR(1) 0.5 10%")
@@ -185,15 +182,11 @@ def test_noise_is_given_for_each_rank() -> None:
     assert max(noise[:3]) < 0.05
 
 
-def test_four_steps_give_no_comparison() -> None:
-    assert compare_ranks(cycles_of(work(1, steps=4))) is None
-
-
 # Outlier steps.
 
 
 @pytest.mark.parametrize("layout", ["waiting", "free"])
-def test_a_stall_is_found_with_its_rank_stage_length_and_cost(layout: str) -> None:
+def test_stall_is_found_with_its_rank_stage_length_and_cost(layout: str) -> None:
     times = work(1, ranks=8, steps=100)
     times[3, 20:23, LOADING] += 120e6
     cycles = cycles_of(with_waiting(times, WAIT) if layout == "waiting" else times)
@@ -208,7 +201,7 @@ def test_a_stall_is_found_with_its_rank_stage_length_and_cost(layout: str) -> No
     assert found.slow == []
 
 
-def test_a_rank_that_stalls_in_one_step_of_ten_is_recurrent() -> None:
+def test_rank_that_stalls_in_one_step_of_ten_is_recurrent() -> None:
     times = work(1, ranks=4, steps=150)
     times[2, ::10, FORWARD] += 0.6 * STEP_NS
     (one,) = find_outlier_steps(cycles_of(with_waiting(times, WAIT)))
@@ -232,35 +225,29 @@ def test_spikes_of_equal_ranks_are_reported_and_blame_none() -> None:
     assert blamed <= 3
 
 
-def test_few_cycles_have_no_outliers() -> None:
-    times = work(1, steps=9)
-    times[0, 4] *= 9
-    assert find_outlier_steps(cycles_of(times)) == []
-
-
 # Warm-up.
+
+DRIFT = np.linspace(140, 100, 500) + np.random.default_rng(1).normal(0, 3, 500)
+STEADY = np.random.default_rng(1).normal(100, 2, 100)
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [([900, 400, 200], 3), ([900], 1), ([900, 100, 300], 3), ([], 0), ([100, 100, 100, 900], 0)]
+    ("lengths", "count"),
+    [
+        ([900, 400, 200, *STEADY[3:]], 3),
+        ([900, *STEADY[1:]], 1),
+        ([900, 100, 300, *STEADY[3:]], 3),
+        (STEADY, 0),
+        ([100, 100, 100, 900, *STEADY[4:]], 0),
+        ([900] + [100] * 8, 0),
+        (DRIFT, 0),
+    ],
+    ids=["falling", "one", "with a short one", "none", "late", "few steps", "drift"],
 )
-def test_warm_up_is_the_long_steps_at_the_beginning(first: list[float], count: int) -> None:
-    lengths = np.concatenate([first, np.random.default_rng(1).normal(100, 2, 100 - len(first))])
-    assert count_warm_up(lengths) == count
+def test_warm_up_is_the_long_steps_at_the_beginning(lengths: Floats, count: int) -> None:
+    assert count_warm_up(np.array(lengths, float)) == count
 
 
-def test_a_slow_drift_is_no_warm_up() -> None:
-    lengths = np.linspace(140, 100, 500) + np.random.default_rng(1).normal(0, 3, 500)
-    assert count_warm_up(lengths) == 0
-
-
-def test_few_steps_have_no_warm_up() -> None:
-    assert count_warm_up(np.array([900.0] + [100.0] * 8)) == 0
-
-
-def test_the_note_names_the_warm_up_steps() -> None:
-    lengths = np.array([900.0, 300.0] + [100.0] * 20)
-    assert (
-        warm_up_note(range(5, 27), lengths, 2)
-        == "steps 5 to 6 are warm-up (up to 9.0 x the usual step) and not counted: 2 steps"
-    )
+def test_note_names_the_warm_up_steps() -> None:
+    note = warm_up_note(range(5, 27), np.array([900.0, 300.0] + [100.0] * 20), 2)
+    assert note == "steps 5 to 6 are warm-up (up to 9.0 x the usual step) and not counted: 2 steps"

@@ -18,7 +18,7 @@ def change(before: list[np.ndarray], after: np.ndarray, correction: Correction =
     return found
 
 
-def test_the_limits_hold_the_true_ratio_as_often_as_they_say() -> None:
+def test_limits_hold_the_true_ratio_as_often_as_they_say() -> None:
     random = np.random.default_rng(8)
     below = above = 0
     for _ in range(1000):
@@ -29,7 +29,7 @@ def test_the_limits_hold_the_true_ratio_as_often_as_they_say() -> None:
     assert max(below, above) <= 20
 
 
-def test_the_resolution_is_the_least_ratio_that_is_certain() -> None:
+def test_resolution_is_the_least_ratio_that_is_certain() -> None:
     random = np.random.default_rng(3)
     first, second = (5 * (1 + 0.1 * white(random, (400,))) for _ in range(2))
     found = change([first], second)
@@ -44,7 +44,7 @@ def test_single_outliers_change_little() -> None:
     assert found.ratio == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_variation_between_earlier_runs_widens_the_limits() -> None:
+def test_variation_between_earlier_runs_widens_the_limits() -> None:
     random = np.random.default_rng(4)
     runs = [typical + 0.05 * white(random, (400,)) for typical in (4.8, 5.0, 5.2, 5.1)]
     later = 5.3 + 0.05 * white(random, (400,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -78,7 +77,7 @@ def test_views_have_the_documented_columns(tmp_path: Path) -> None:
             assert found == [(column.name, column.kind) for column in columns]
 
 
-def test_an_event_on_a_device_belongs_to_the_step_of_its_launch(tmp_path: Path) -> None:
+def test_event_on_a_device_belongs_to_the_step_of_its_launch(tmp_path: Path) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)
     rows = ask(path, "SELECT name, step FROM events WHERE category IN ('kernel', 'cuda_runtime') ORDER BY start_ns")
     assert rows == [("launch", 4), ("kernel_a", 4), ("kernel_b", 5)]
@@ -88,7 +87,7 @@ def test_an_event_on_a_device_belongs_to_the_step_of_its_launch(tmp_path: Path) 
     ]
 
 
-def test_a_torch_trace_has_the_batches_and_training_times_of_its_rank(tmp_path: Path) -> None:
+def test_torch_trace_has_the_batches_and_training_times_of_its_rank(tmp_path: Path) -> None:
     state = {"iteration": 0, "epoch": 2, "batch": 40, "sample": 320, "token": 999}
     stamp = {"ph": "M", "name": "tracekit_timestamp", "pid": 1, "tid": 1, "ts": 0, "args": state}
     batches = [x("batch", 0, 9, "training loop", epoch=2, batch=40), x("batch", 10, 9, "training loop", batch=41)]
@@ -105,15 +104,10 @@ def test_a_torch_trace_has_the_batches_and_training_times_of_its_rank(tmp_path: 
     assert ask(torch, "SELECT step FROM events WHERE name = 'kernel_b'") == [(5,)]
 
 
-def test_a_step_that_an_evaluation_overlaps_is_marked(tmp_path: Path) -> None:
+def test_step_that_an_evaluation_overlaps_is_marked(tmp_path: Path) -> None:
     steps = [x("batch", 10 * number, 9, "training loop", batch=number) for number in range(5)]
-    events = [
-        *steps,
-        x("evaluation", 12, 3, "trainer"),
-        x("validation", 29, 1, "trainer"),
-        x("evaluation", 35, 20, "a"),
-    ]
-    path = write_rank_trace(tmp_path / "rank0.json", events)
+    evaluations = [x("evaluation", 12, 3, "t"), x("validation", 29, 1, "t"), x("evaluation", 35, 20, "a")]
+    path = write_rank_trace(tmp_path / "rank0.json", [*steps, *evaluations])
     torch = write_torch(tmp_path / "torch.json", STEPS)
     for paths in (path, [path, torch]):
         assert ask(paths, "SELECT step, evaluation FROM steps ORDER BY step") == [
@@ -121,29 +115,26 @@ def test_a_step_that_an_evaluation_overlaps_is_marked(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("core", [True, False])
-def test_slices_of_one_thread_in_several_files_nest_together(tmp_path: Path, core: bool) -> None:
+@pytest.fixture
+def shared_thread(tmp_path: Path) -> list[Path]:
+    """Markers and operators of one thread in two files; and a file of another time, and of another rank."""
     markers = [x("batch", 0, 100, "training loop", batch=0), x("forward", 10, 50, ""), x("loader", 70, 5, "", tid=3)]
-    rank_trace = write_rank_trace(tmp_path / "z.json", markers)
-    # Its base is 2 µs later. Another thread, another process and an equal slice are in it too.
-    operators = [
-        x("mm", 18, 20),
-        x("bmm", 20, 5),
-        x("mm", 68, 5, tid=4),
-        x("forward", 8, 50),
-        {**x("mm", 20, 1), "pid": 7},
+    # The base is 2 µs later. Another thread, another process and an equal slice are in it too.
+    operators = [x("mm", 18, 20), x("bmm", 20, 5), x("mm", 68, 5, tid=4), x("forward", 8, 50)]
+    return [
+        write_rank_trace(tmp_path / "z.json", markers),
+        write_torch(tmp_path / "a.json", [*operators, {**x("mm", 20, 1), "pid": 7}], base=BASE + 2000),
+        write_torch(tmp_path / "b.json", [x("alone", 1000, 5)]),
+        write_torch(tmp_path / "c.json", [x("mm", 20, 20)], 1),
     ]
-    torch = write_torch(tmp_path / "a.json", operators, base=BASE + 2000)
-    others = [x("alone", 1000, 5)], [x("mm", 20, 20)]
-    alone = write_torch(tmp_path / "b.json", others[0], base=BASE)
-    other_rank = write_torch(tmp_path / "c.json", others[1], 1, base=BASE)
+
+
+def test_slices_of_one_thread_in_several_files_nest_together(shared_thread: list[Path]) -> None:
     sql = (
         "SELECT e.file, e.name, e.pid, e.tid, e.depth, e.self_ns, p.name, e.parent_file FROM events e LEFT JOIN events p "
         "ON p.file = e.parent_file AND p.id = e.parent ORDER BY e.file, e.id"
     )
-    with contextlib.nullcontext() if core else both_cores.pure():
-        found = ask([rank_trace, torch, alone, other_rank], sql)
-    assert found == [
+    assert ask(shared_thread, sql) == [
         (0, "mm", 1, 1, 3, 15_000, "forward", 0),
         (0, "bmm", 1, 1, 4, 5_000, "mm", 0),
         (0, "mm", 1, 4, 0, 5_000, None, None),
@@ -157,56 +148,59 @@ def test_slices_of_one_thread_in_several_files_nest_together(tmp_path: Path, cor
     ]
 
 
-@pytest.mark.parametrize("core", [True, False])
-def test_slices_with_equal_times_nest_in_the_order_of_their_begins(tmp_path: Path, core: bool) -> None:
-    def event(phase: str, name: str, ts: int) -> dict[str, Any]:
-        return {"ph": phase, "name": name, "pid": 1, "tid": 1, "ts": ts}
+def begin_or_end(phase: str, name: str, ts: int) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": 1, "tid": 1, "ts": ts}
 
-    begins = [event("B", name, 0) for name in "abc"] + [event("E", name, 9) for name in "cba"]
-    # A whole slice encloses those of begins and ends, wherever it stands; whole slices keep their order.
-    whole = [
-        x("x", 20, 9),
-        event("B", "d", 20),
-        event("B", "e", 20),
-        x("y", 20, 9),
-        event("E", "e", 29),
-        event("E", "d", 29),
-    ]
-    path = write_torch(tmp_path / "t.json", [*begins, *whole])
+
+# A whole slice encloses those of begins and ends, wherever it stands; whole slices keep their order.
+EQUAL_TIMES = [
+    *(begin_or_end("B", name, 0) for name in "abc"),
+    *(begin_or_end("E", name, 9) for name in "cba"),
+    x("x", 20, 9),
+    *(begin_or_end("B", name, 20) for name in "de"),
+    x("y", 20, 9),
+    *(begin_or_end("E", name, 29) for name in "ed"),
+]
+
+
+def test_slices_with_equal_times_nest_in_the_order_of_their_begins(tmp_path: Path) -> None:
+    path = write_torch(tmp_path / "t.json", EQUAL_TIMES)
     sql = "SELECT e.name, e.depth, p.name FROM events e LEFT JOIN events p ON e.parent = p.id ORDER BY e.start_ns, e.depth"
-    with contextlib.nullcontext() if core else both_cores.pure():
-        found = ask(path, sql)
-    # As in Perfetto's engine.
-    assert found == [
+    assert ask(path, sql) == [  # as in Perfetto's engine
         *(("a", 0, None), ("b", 1, "a"), ("c", 2, "b")),
         *(("x", 0, None), ("y", 1, "x"), ("d", 2, "y"), ("e", 3, "d")),
     ]
 
 
+@pytest.mark.core
+def test_python_and_the_core_build_the_same_tables(
+    tmp_path: Path, traces: RealTraces, shared_thread: list[Path]
+) -> None:
+    counter = {"ph": "C", "name": "c", "pid": 1, "tid": 1, "ts": 3, "args": {"v": 0.1}}
+    own = write_torch(tmp_path / "t.json", [*STEPS, counter, *EQUAL_TIMES])
+    for paths in (shared_thread, own, *traces.glob("torch_2.13_gloo/full_rank0*")):
+        for table in TABLES:
+            sql = f"SELECT * FROM {table} ORDER BY ALL"
+            found = ask(paths, sql, cache=False)
+            with both_cores.pure():
+                assert ask(paths, sql, cache=False) == found
+
+
 def test_ids_that_are_no_numbers_get_numbers(tmp_path: Path) -> None:
     free = 3 * 2**30
-    places = [
-        ("main", "a"),
-        ("main", 7),
-        ("main", "b"),
-        (1, "a"),
-        ("loader", free),
-        ("loader", "a"),
-        ("5", "6"),
-        (1, 2**70),
-    ]
-    events = [{**x(f"{number}", number, 1), "pid": pid, "tid": tid} for number, (pid, tid) in enumerate(places)]
+    found = {
+        ("main", "a"): (free, free),
+        ("main", 7): (free, 7),
+        ("main", "b"): (free, free + 1),
+        (1, "a"): (1, free),
+        ("loader", free): (free + 1, free),
+        ("loader", "a"): (free + 1, free + 1),
+        ("5", "6"): (5, 6),
+        (1, 2**70): (1, free + 1),
+    }
+    events = [{**x(f"{number}", number, 1), "pid": pid, "tid": tid} for number, (pid, tid) in enumerate(found)]
     path = write_torch(tmp_path / "t.json", events)
-    assert ask(path, "SELECT pid, tid FROM events ORDER BY id") == [
-        (free, free),
-        (free, 7),
-        (free, free + 1),
-        (1, free),
-        (free + 1, free),
-        (free + 1, free + 1),
-        (5, 6),
-        (1, free + 1),
-    ]
+    assert ask(path, "SELECT pid, tid FROM events ORDER BY id") == list(found.values())
     assert ask(path, "SELECT process, thread FROM events WHERE id = 2") == [("main", "b")]
 
 
@@ -219,7 +213,7 @@ def test_ranks_start_at_their_base_times(tmp_path: Path) -> None:
     assert ask(paths, "SELECT rank, start_ns FROM events ORDER BY rank") == [(0, BASE), (3, BASE + 3003)]
 
 
-def test_a_merged_trace_has_the_ranks_and_steps_of_its_inputs(tmp_path: Path) -> None:
+def test_merged_trace_has_the_ranks_and_steps_of_its_inputs(tmp_path: Path) -> None:
     paths = [write_torch(tmp_path / f"{rank}.json", STEPS, rank) for rank in (0, 1)]
     merged = tmp_path / "merged.json"
     tracekit.merge_traces(str(merged), list(map(str, paths)))
@@ -267,22 +261,10 @@ def test_arguments_of_a_file_that_changed_since_are_refused(tmp_path: Path) -> N
             tables.query("SELECT args FROM events")
 
 
-@pytest.mark.core
-def test_python_and_the_core_build_the_same_tables(tmp_path: Path, traces: RealTraces) -> None:
-    counter = {"ph": "C", "name": "c", "pid": 1, "tid": 1, "ts": 3, "args": {"v": 0.1}}
-    paths = [write_torch(tmp_path / "t.json", [*STEPS, counter]), *traces.glob("torch_2.13_gloo/full_rank0*")]
-    for path in paths:
-        for table in TABLES:
-            sql = f"SELECT * FROM {table} ORDER BY ALL"
-            found = ask(path, sql, cache=False)
-            with both_cores.pure():
-                assert ask(path, sql, cache=False) == found
-
-
 # The cache.
 
 
-def test_the_second_question_reads_no_trace_and_nests_no_shared_thread(
+def test_second_question_reads_no_trace_and_nests_no_shared_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [
@@ -312,84 +294,62 @@ def test_several_processes_build_the_same_tables(tmp_path: Path, monkeypatch: py
     assert ask(paths, sql, cache=False) == alone
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+def test_changed_file_and_damaged_entry_are_read_again(tmp_path: Path, cache: Path) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)
     assert ask(path, "SELECT count(*) FROM events") == [(5,)]
+    (facts,) = cache.glob("*/facts")
+    facts.write_text("{")
+    assert ask(path, "SELECT count(*) FROM events") == [(5,)]
+    assert facts.stat().st_size > 1
     key = file_key(str(path))
     write_torch(path, STEPS[:3])
     assert file_key(str(path)) != key
     assert ask(path, "SELECT count(*) FROM events") == [(3,)]
 
 
-def test_a_damaged_entry_is_built_again(tmp_path: Path, cache: Path) -> None:
-    path = write_torch(tmp_path / "t.json", STEPS)
-    ask(path, "SELECT 1")
-    (facts,) = cache.glob("*/facts")
-    facts.write_text("{")
-    assert ask(path, "SELECT count(*) FROM events") == [(5,)]
-    assert facts.stat().st_size > 1
-
-
-def test_the_cache_is_private_and_no_cache_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_cache_is_private_and_no_cache_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)
     ask(path, "SELECT 1", cache=False)
     assert not cache.exists()
     ask(path, "SELECT 1")
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(entry.stat().st_mode) == 0o700 for entry in cache.iterdir())
-    assert sorted(file.name for entry in cache.iterdir() for file in entry.iterdir()) == [
-        *(
-            "counters.parquet",
-            "events.parquet",
-            "facts",
-            "flows.parquet",
-            "key_args.parquet",
-            "steps.parquet",
-            "tracks.parquet",
-        )
-    ]
+    kept = sorted(file.name for entry in cache.iterdir() for file in entry.iterdir())
+    tables = ["counters", "events", "flows", "key_args", "steps", "tracks"]
+    assert kept == sorted(["facts", *(f"{table}.parquet" for table in tables)])
 
 
-def test_the_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
+def test_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
     cache = TableCache(tmp_path / "small", max_bytes=250)
-
-    def build(folder: Path) -> None:
-        (folder / "facts").write_text(" " * 100)
-
     for number in range(4):
-        os.utime(cache.add(str(number), build), (number, number))
-    found = cache.find("0")
-    assert found is None
+        entry = cache.add(str(number), lambda folder: (folder / "facts").write_text(" " * 100))
+        os.utime(entry, (number, number))
+    assert cache.find("0") is None
     cache.trim()
     assert [number for number in range(4) if (tmp_path / "small" / str(number)).exists()] == [2, 3]
 
 
-def test_an_entry_that_cannot_be_built_leaves_nothing(tmp_path: Path) -> None:
+def test_entry_that_cannot_be_built_leaves_nothing_and_one_that_was_built_first_stays(tmp_path: Path) -> None:
     cache = TableCache(tmp_path / "small")
 
-    def build(folder: Path) -> None:
+    def fail(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise TraceFormatError("t.json", "broken")
 
-    with pytest.raises(TraceFormatError):
-        cache.add("key", build)
-    assert list((tmp_path / "small").iterdir()) == []
-
-
-def test_an_entry_that_another_process_built_first_stays(tmp_path: Path) -> None:
-    cache = TableCache(tmp_path / "small")
-
-    def build(folder: Path) -> None:
+    def come_second(folder: Path) -> None:
         (folder / "facts").write_text("second")
         other = tmp_path / "small" / "key"
         other.mkdir()
         (other / "facts").write_text("first")
 
-    assert (cache.add("key", build) / "facts").read_text() == "first"
+    with pytest.raises(TraceFormatError):
+        cache.add("key", fail)
+    assert list((tmp_path / "small").iterdir()) == []
+    assert (cache.add("key", come_second) / "facts").read_text() == "first"
     assert len(list((tmp_path / "small").iterdir())) == 1
 
 
-def test_a_cache_that_cannot_be_created_is_an_error_with_the_variable(
+def test_cache_that_cannot_be_created_is_an_error_with_the_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -432,7 +392,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-def test_a_query_that_does_more_than_select_is_refused(tmp_path: Path, cache: Path, sql: str) -> None:
+def test_query_that_does_more_than_select_is_refused(tmp_path: Path, cache: Path, sql: str) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)
     ask(path, "SELECT 1")
     (parquet,) = cache.glob("*/events.parquet")
@@ -449,11 +409,11 @@ def test_a_query_that_does_more_than_select_is_refused(tmp_path: Path, cache: Pa
     "sql",
     ["DESCRIBE events", "EXPLAIN SELECT 1", "explain analyze select 1", "-- a\nSELECT 1", "FROM ranks", "VALUES (1)"],
 )
-def test_a_query_that_reads_is_run(tmp_path: Path, sql: str) -> None:
+def test_query_that_reads_is_run(tmp_path: Path, sql: str) -> None:
     assert ask(write_torch(tmp_path / "t.json", STEPS), sql)
 
 
-def test_a_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
+def test_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)
     endless = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range < 0"
     with pytest.raises(QueryError, match=r"longer than 0\.2 s"):
@@ -481,7 +441,7 @@ def test_read_events_returns_rows_and_converts_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "package"), [("df", "pandas"), ("pl", "polars"), ("arrow", "pyarrow")])
-def test_a_conversion_without_its_package_names_it(
+def test_conversion_without_its_package_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, package: str
 ) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)

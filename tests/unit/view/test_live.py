@@ -1,4 +1,4 @@
-"""Looks at recordings: what they tell, and the state of a rank, as its files and the clock go on."""
+"""Looks at recordings: their content, their limits, and the state of a rank as its files and the clock go on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 
 from tests.watched import STEP_NS, only_rank, only_run, record, train
 from tracekit import FlightRecorder, Profiler, cyclic_schedule
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import StorageError
 from tracekit.testing import FakeClock
+from tracekit.traces.rank_head import Head, read_head
 from tracekit.view.live import Watch, stages
 from tracekit.view.live import watch as watching
 from tracekit.view.live.processes import Machine
@@ -23,21 +24,20 @@ from tracekit.view.live.states import CUT_AFTER_NS, classify
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracekit.traces.rank_head import Head
-
 S = 1_000_000_000
+START_NS = 1_800_000_000 * S
 
 
 @pytest.fixture(autouse=True)
-def processes_are_elsewhere(monkeypatch: pytest.MonkeyPatch) -> dict[int, bool]:
-    """Nothing can be told of processes, but for those that a test puts here by their rank."""
+def alive(monkeypatch: pytest.MonkeyPatch) -> dict[int, bool]:
+    """No process is known, except those that a test puts here by their rank."""
     known: dict[int, bool] = {}
     monkeypatch.setattr(Machine, "is_process_alive", lambda _, head: known.get(head.rank))
     return known
 
 
 class Now(FakeClock):
-    """A clock whose time is that of the file system."""
+    """A clock that shows the time of the file system."""
 
     def __init__(self, folder: Path) -> None:
         probe = folder / ".probe"
@@ -49,10 +49,29 @@ def file_of(folder: Path, rank: int = 0) -> Path:
     return folder / "run" / f"rank{rank}.json"
 
 
-# ---- what a look tells --------------------------------------------------------------------------------------------------
+def recorded(folder: Path, steps: int, clock: FakeClock | None = None, **options: Any) -> Path:
+    """Record a run of some steps to its end; return the file of its rank."""
+    clock = clock or FakeClock()
+    with record(folder, clock=clock, **options) as profiler:
+        train(profiler, clock, steps)
+    return file_of(folder, options.get("rank", 0))
 
 
-def test_a_finished_run_is_told_of(tmp_path: Path) -> None:
+def killed(folder: Path, steps: int = 3, clock: FakeClock | None = None, **options: Any) -> Path:
+    """Leave the file of a recording that was killed; return it."""
+    clock = clock or FakeClock()
+    path = file_of(folder, options.get("rank", 0))
+    with record(folder, clock=clock, **options) as profiler:
+        train(profiler, clock, steps)
+        data = path.read_bytes()
+    path.write_bytes(data)
+    return path
+
+
+# The content of a look.
+
+
+def test_look_at_finished_run_tells_its_ranks_steps_stages_and_slowest(tmp_path: Path) -> None:
     for rank in range(2):
         clock = FakeClock()
         with record(tmp_path, rank=rank, world_size=2, clock=clock) as profiler:
@@ -77,7 +96,7 @@ def test_a_finished_run_is_told_of(tmp_path: Path) -> None:
     assert run.median_step_ns == STEP_NS + 5_000_000
 
 
-def test_a_rank_that_makes_the_others_wait_is_the_slowest_although_all_steps_are_alike(tmp_path: Path) -> None:
+def test_rank_that_others_wait_for_is_slowest_although_all_steps_are_alike(tmp_path: Path) -> None:
     for rank in range(3):
         clock = FakeClock()
         with record(tmp_path, rank=rank, world_size=3, clock=clock) as profiler:
@@ -93,13 +112,18 @@ def test_a_rank_that_makes_the_others_wait_is_the_slowest_although_all_steps_are
     assert (slowest.rank, slowest.by_ns, slowest.share, slowest.stage) == (2, 20_000_000, 2.0, "backward")
 
 
-def test_a_live_file_is_read_on_and_says_what_it_is_in(tmp_path: Path) -> None:
+def test_live_file_is_read_on_and_tells_open_slices_counters_and_evaluation(tmp_path: Path) -> None:
     clock = FakeClock()
     watch = Watch(str(tmp_path))
     with record(tmp_path, clock=clock) as profiler:
         assert (only_rank(watch).steps_seen, only_rank(watch).batch) == (0, None)
+        profiler.marker("loss").counter({"loss": 3})
+        profiler.marker("loss").counter({"loss": 1})
+        profiler.marker("learning rate").counter({"encoder": 0.5, "decoder": 0.25})
         train(profiler, clock, 3)
-        assert only_rank(watch).steps_seen == 3
+        rank = only_rank(watch)
+        assert rank.counters == {"loss": 1.0, "learning rate.encoder": 0.5, "learning rate.decoder": 0.25}
+        assert (rank.steps_seen, rank.evaluating, rank.evaluations) == (3, False, 0)
         with profiler.marker("forward"):
             clock.advance(S // 2)
             with profiler.marker("attention"):
@@ -111,10 +135,24 @@ def test_a_live_file_is_read_on_and_says_what_it_is_in(tmp_path: Path) -> None:
         rank = only_rank(watch)
         assert (rank.state, rank.steps_seen, rank.last_step_ns, rank.doing) == ("recording", 5, STEP_NS, ())
         assert rank.steps[3].duration_ns == S
+        with profiler.marker("evaluation"):
+            clock.advance(S)
+            profiler.flush()
+            assert only_rank(watch).evaluating
+        train(profiler, clock, 2)
+        rank = only_rank(watch)
+        assert (rank.evaluating, rank.evaluations) == (False, 1)
+        # As in the event table, a step that overlaps an evaluation is none of those that are measured.
+        assert (rank.batch, rank.steps_seen) == (7, 7)
+        assert [step.number for step in rank.steps] == [0, 1, 2, 3, 4, 6]
+        assert "evaluation" not in {stage.name for stage in rank.stages}
     assert only_rank(watch).state == "finished"
 
 
-def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# The limits of a look.
+
+
+def test_second_look_reads_only_new_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     watch = Watch(str(tmp_path))
     read: list[int] = []
@@ -138,64 +176,89 @@ def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert sum(read) <= file_of(tmp_path).stat().st_size - before + 64
 
 
-def test_the_end_is_read_of_what_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = FakeClock()
-    with record(tmp_path, clock=clock) as profiler:
-        train(profiler, clock, 500)
+def test_of_file_beyond_window_only_its_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = recorded(tmp_path, 500).stat().st_size
     monkeypatch.setattr(watching, "_WINDOW_BYTES", 20_000)
     rank = only_rank(Watch(str(tmp_path)))
-    size = file_of(tmp_path).stat().st_size
     assert size - 21_000 <= rank.skipped_bytes < size - 19_000
     assert (rank.batch, rank.steps[-1].number, rank.state) == (500, 499, "finished")
     assert 5 < rank.steps_seen < 100
     assert round(sum(stage.share for stage in rank.stages), 3) == 1.0
 
 
-def test_a_look_reads_no_more_than_it_may_and_the_next_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_reads_no_more_than_it_may_and_next_ones_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(30):
-        clock = FakeClock()
-        with record(tmp_path, rank=rank, world_size=30, clock=clock) as profiler:
-            train(profiler, clock, 60)
+        recorded(tmp_path, 60, rank=rank, world_size=30)
     monkeypatch.setattr(watching, "_MIN_WINDOW_BYTES", 1 << 20)
     watch = Watch(str(tmp_path), max_bytes=1)  # taken for a megabyte
-    first = only_run(watch.look())
-    size = sum(rank.size_bytes for rank in first.ranks)
-    behind = sum(rank.behind_bytes for rank in first.ranks)
+    run = only_run(watch.look())
+    size = sum(rank.size_bytes for rank in run.ranks)
+    behind = sum(rank.behind_bytes for rank in run.ranks)
     assert (1 << 20) <= size - behind <= (1 << 20) + 100_000
-    while any(rank.behind_bytes for rank in first.ranks):
-        first = only_run(watch.look())
-    assert {rank.steps_seen for rank in first.ranks} == {60}
+    while any(rank.behind_bytes for rank in run.ranks):
+        run = only_run(watch.look())
+    assert {rank.steps_seen for rank in run.ranks} == {60}
 
 
-def test_of_runs_that_nobody_follows_only_the_end_is_read(tmp_path: Path) -> None:
+def test_of_runs_that_nobody_follows_only_end_is_read(tmp_path: Path) -> None:
     for name in ("old", "new"):
-        clock = FakeClock()
-        with record(tmp_path, run_id=name, clock=clock) as profiler:
-            train(profiler, clock, 300)
+        recorded(tmp_path, 300, run_id=name)
     watch = Watch(str(tmp_path))
     for run in watch.look(()).runs:
-        assert run.state == "finished"
-        assert run.step == 300
+        assert (run.state, run.step) == ("finished", 300)
         assert run.ranks[0].steps_seen < 30
     found = {run.run_id: run.ranks[0] for run in watch.look(("old",)).runs}
     assert (found["old"].steps_seen, found["old"].skipped_bytes) == (300, 0)
     assert found["new"].steps_seen < 30
 
 
-def test_the_rank_and_place_of_a_process_are_those_of_its_metadata(tmp_path: Path) -> None:
-    with record(
-        tmp_path, rank=5, world_size=8, local_rank=1, node=2, attempt=3, name="{run_id}/a/rank{rank}-{attempt}.json"
-    ):
-        pass
-    rank = only_rank(Watch(str(tmp_path)))
-    assert (rank.rank, rank.world_size, rank.local_rank, rank.node, rank.attempt) == (5, 8, 1, 2, 3)
-    assert (rank.pid, rank.run_id, rank.path) == (os.getpid(), "run", str(tmp_path / "run" / "a" / "rank5-3.json"))
+def test_large_packed_file_of_run_that_nobody_follows_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path, 300, name="{run_id}/rank{rank}.json.gz")
+    monkeypatch.setattr(watching, "_TAIL_BYTES", 100)
+    watch = Watch(str(tmp_path))
+    rank = only_run(watch.look(())).ranks[0]
+    assert (rank.steps_seen, rank.behind_bytes) == (0, 0)
+    assert rank.skipped_bytes > 10_000
+    rank = only_rank(watch)
+    assert (rank.steps_seen, rank.skipped_bytes, rank.state) == (300, 0, "finished")
 
 
-# ---- the state of a rank --------------------------------------------------------------------------------------------------
+def test_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "_MAX_LABELS", 20)
+    clock = FakeClock()
+    with record(tmp_path, clock=clock) as profiler:
+        for number in range(40):
+            with profiler.marker(f"name {number}"):
+                clock.advance(1_000_000)
+            profiler.step()
+    look = Watch(str(tmp_path)).look()
+    assert look.notes == ("there are more than 20 names; the others are no stages",)
+    assert len(only_run(look).ranks[0].stages) <= 20
 
+
+def test_slices_of_a_step_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_MAX_SLICES", (10, 100))
+    clock = FakeClock()
+    watch = Watch(str(tmp_path))
+    with record(tmp_path, clock=clock) as profiler:
+        for _ in range(1000):
+            with profiler.marker("forward"):
+                clock.advance(1_000_000)
+        profiler.flush()
+        watch.look()
+        profiler.step()
+        train(profiler, clock, 2)
+    rank = only_rank(watch)
+    assert rank.steps_seen == 3
+    assert sum(stage.total_ns for stage in rank.stages) < 300_000_000
+
+
+# The state of a rank.
 
 QUIET = {"quiet_ns": CUT_AFTER_NS + 1}
+LIVE = {"there": True, "read": True, "ended": False, "closed": False, "remote": False, "alive": None, "quiet_ns": 0}
 
 
 @pytest.mark.parametrize(
@@ -222,34 +285,16 @@ QUIET = {"quiet_ns": CUT_AFTER_NS + 1}
         ({"quiet_ns": 11, "cut_after_ns": 10}, "cut"),
     ],
 )
-def test_the_rule(known: dict[str, Any], state: str) -> None:
-    evidence = {
-        "there": True,
-        "read": True,
-        "ended": False,
-        "closed": False,
-        "remote": False,
-        "alive": None,
-        "quiet_ns": 0,
-        **known,
-    }
+def test_state_follows_from_what_is_known(known: dict[str, Any], state: str) -> None:
+    evidence: Any = {**LIVE, **known}
     found, reason = classify(**evidence)
     assert found == state
     assert reason
 
 
-def killed(folder: Path, clock: FakeClock, steps: int = 3, **options: Any) -> None:
-    """Leave what a recording leaves whose process is killed."""
-    with record(folder, clock=clock, **options) as profiler:
-        train(profiler, clock, steps)
-        path = file_of(folder, options.get("rank", 0))
-        data = path.read_bytes()
-    path.write_bytes(data)
-
-
-def test_what_does_not_grow_is_cut_after_a_while_and_lives_again_when_it_does(tmp_path: Path) -> None:
+def test_quiet_file_is_cut_after_a_while_and_lives_again_when_it_grows(tmp_path: Path) -> None:
     now = Now(tmp_path)
-    killed(tmp_path, FakeClock())
+    path = killed(tmp_path)
     watch = Watch(str(tmp_path), clock=now.clock)
     assert only_rank(watch).state == "recording"
     now.advance(CUT_AFTER_NS)
@@ -257,7 +302,7 @@ def test_what_does_not_grow_is_cut_after_a_while_and_lives_again_when_it_does(tm
     now.advance(2 * S)
     rank = only_rank(watch)
     assert (rank.state, rank.unhealthy, only_run(watch.look()).state) == ("cut", True, "cut")
-    with file_of(tmp_path).open("ab") as file:
+    with path.open("ab") as file:
         file.write(b'{"ph":"M","name":"x","pid":1,"tid":1,"args":{}},\n')
     rank = only_rank(watch)
     assert (rank.state, rank.quiet_ns) == ("recording", 0)
@@ -267,34 +312,32 @@ def test_what_does_not_grow_is_cut_after_a_while_and_lives_again_when_it_does(tm
     ("later_s", "cut_after_s", "state"),
     [(85, 90, "recording"), (200, 90, "cut"), (4, 5, "recording"), (6, 5, "cut"), (-1000, 90, "recording")],
 )
-def test_the_first_look_goes_by_the_time_of_the_file(
-    tmp_path: Path, later_s: int, cut_after_s: float, state: str
-) -> None:
+def test_first_look_goes_by_time_of_file(tmp_path: Path, later_s: int, cut_after_s: float, state: str) -> None:
     now = Now(tmp_path)
-    killed(tmp_path, FakeClock())
-    os.utime(file_of(tmp_path), ns=(now.wall_ns, now.wall_ns))  # however long that took
+    os.utime(killed(tmp_path), ns=(now.wall_ns, now.wall_ns))  # however long that took
     now.advance(later_s * S)
     rank = only_rank(Watch(str(tmp_path), clock=now.clock, cut_after_s=cut_after_s))
     assert rank.state == state
     assert abs(rank.quiet_ns - max(0, later_s) * S) < S, "a clock of the storage that is ahead counts as now"
 
 
-def test_a_process_that_runs_is_not_cut_and_one_that_is_gone_is_at_once(
-    tmp_path: Path, processes_are_elsewhere: dict[int, bool]
-) -> None:
+def test_running_process_is_not_cut_and_one_that_is_gone_is_at_once(tmp_path: Path, alive: dict[int, bool]) -> None:
     now = Now(tmp_path)
     for rank in range(2):
-        killed(tmp_path, FakeClock(), rank=rank, world_size=2)
-    processes_are_elsewhere.update({0: True, 1: True})
+        killed(tmp_path, rank=rank, world_size=2)
+    alive.update({0: True, 1: True})
     watch = Watch(str(tmp_path), clock=now.clock)
     now.advance(2 * CUT_AFTER_NS)
     assert [rank.state for rank in only_run(watch.look()).ranks] == ["recording", "recording"]
-    processes_are_elsewhere[1] = False
+    alive[1] = False
     first, second = only_run(watch.look()).ranks
     assert (first.state, second.state, second.reason) == ("recording", "cut", "its process is gone")
+    # A process that was never seen may have its number in a container only, where others of this machine are not.
+    alive[0] = False
+    assert only_run(Watch(str(tmp_path), clock=Now(tmp_path).clock).look()).state == "recording"
 
 
-def test_a_process_that_ends_during_a_look_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_ends_during_a_look_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends between the list of the files and the question whether it runs."""
     clock = FakeClock()
     runs = True
@@ -311,37 +354,25 @@ def test_a_process_that_ends_during_a_look_is_not_cut(tmp_path: Path, monkeypatc
             profiler.stop()
             runs = False
 
-        monkeypatch.setattr(watching.Watch, "_read", ends)
-        assert only_rank(watch).state == "recording"
-        monkeypatch.undo()
-        monkeypatch.setattr(Machine, "is_process_alive", lambda _, _head: runs)
+        with monkeypatch.context() as patched:
+            patched.setattr(watching.Watch, "_read", ends)
+            assert only_rank(watch).state == "recording"
         assert only_rank(watch).state == "finished"
 
 
-def test_a_process_that_was_never_seen_is_not_taken_for_gone(
-    tmp_path: Path, processes_are_elsewhere: dict[int, bool]
-) -> None:
-    """It may have its number in a container only, where others of this machine are not."""
-    now = Now(tmp_path)
-    killed(tmp_path, FakeClock())
-    processes_are_elsewhere[0] = False
-    assert only_rank(Watch(str(tmp_path), clock=now.clock)).state == "recording"
-
-
-def test_own_processes_are_told_from_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_process_is_known_by_its_number_and_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
-    watch = Watch(str(tmp_path))
     with record(tmp_path, name="rank{rank}.json"):
-        assert only_rank(watch).reason == "its process runs"
+        assert only_rank(Watch(str(tmp_path))).reason == "its process runs"
     data = (tmp_path / "rank0.json").read_text().removesuffix("\n]\n").replace("tracekit_summary", "x") + ",\n"
     ticks = json.loads(data.split("\n")[1].rstrip(","))["args"]["start_ticks"]
     (tmp_path / "rank0.json").write_text(data.replace(f'"start_ticks":{ticks}', f'"start_ticks":{ticks + 1}'))
     assert only_rank(Watch(str(tmp_path))).reason == "it was written to lately"
 
 
-def test_a_file_that_is_removed_is_lost_and_a_new_one_is_gone_on_with(tmp_path: Path) -> None:
+def test_removed_file_is_lost_and_a_new_one_is_gone_on_with(tmp_path: Path) -> None:
     for rank in range(2):
-        killed(tmp_path, FakeClock(), rank=rank, world_size=2)
+        killed(tmp_path, rank=rank, world_size=2)
     watch = Watch(str(tmp_path))
     watch.look()
     data = file_of(tmp_path, 1).read_bytes()
@@ -355,32 +386,25 @@ def test_a_file_that_is_removed_is_lost_and_a_new_one_is_gone_on_with(tmp_path: 
     assert watch.look().runs == ()
 
 
-def test_ranks_without_a_file_are_missing(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock(), rank=1, world_size=5)
+@pytest.mark.parametrize(
+    ("world_size", "taken", "missing"),
+    [(5, 5, (0, 2, 3, 4)), (9_999_999, 9_999_999, None), (10**30, 2, (0,)), (-5, 2, (0,)), ("many", 2, (0,))],
+)
+def test_ranks_without_file_are_missing_and_a_world_of_any_size_costs_nothing(
+    tmp_path: Path, world_size: object, taken: int, missing: tuple[int, ...] | None
+) -> None:
+    path = killed(tmp_path, rank=1, world_size=3)
+    path.write_text(path.read_text().replace('"world_size":3', f'"world_size":{json.dumps(world_size)}'))
     run = only_run(Watch(str(tmp_path)).look())
-    assert (run.world_size, run.missing, run.missing_count, run.unhealthy) == (5, (0, 2, 3, 4), 4, True)
+    assert (run.world_size, run.missing_count, run.unhealthy) == (taken, taken - 1, True)
+    assert run.missing == missing if missing else len(run.missing) == 1000
 
 
-def test_a_world_of_any_size_costs_nothing(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock())
-    path = file_of(tmp_path)
-    for size, taken in ((9_999_999, 9_999_999), (10**30, 1), (-5, 1), ("many", 1)):
-        path.write_bytes(path.read_bytes())
-        text = path.read_text()
-        changed = text.replace('"world_size":1', f'"world_size":{json.dumps(size)}')
-        (tmp_path / "other").mkdir(exist_ok=True)
-        (tmp_path / "other" / "rank0.json").write_text(changed)
-        run = only_run(Watch(str(tmp_path / "other")).look())
-        assert (run.world_size, run.missing_count) == (taken, taken - 1)
-        assert len(run.missing) <= 1000
+# Files that change.
 
 
-# ---- files that change ------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_cut_back_is_read_again(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock(), steps=10)
-    path = file_of(tmp_path)
+def test_file_that_is_cut_back_or_replaced_is_read_again(tmp_path: Path) -> None:
+    path = killed(tmp_path, steps=10)
     data = path.read_bytes()
     watch = Watch(str(tmp_path))
     assert only_rank(watch).steps_seen == 10
@@ -391,54 +415,28 @@ def test_a_file_that_is_cut_back_is_read_again(tmp_path: Path) -> None:
     assert only_rank(watch).steps_seen == 6
     path.write_bytes(data)
     assert only_rank(watch).steps_seen == 10
-
-
-def test_a_file_that_is_replaced_by_another_recording_is_that(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock(), steps=10)
-    watch = Watch(str(tmp_path))
-    watch.look()
-    killed(tmp_path / "other", FakeClock(wall_ns=1_900_000_000_000_000_000), steps=2)
-    shutil.copyfile(file_of(tmp_path / "other"), file_of(tmp_path))  # the same inode
+    other = killed(tmp_path / "other", steps=2, clock=FakeClock(wall_ns=START_NS + 10**17))
+    shutil.copyfile(other, path)  # the same inode
     shutil.rmtree(tmp_path / "other")
     watch.look()
     assert only_rank(watch).steps_seen == 2
 
 
-def test_files_of_a_rotation_are_one_recording(tmp_path: Path) -> None:
+def test_packed_files_of_rotation_are_one_recording(tmp_path: Path) -> None:
     clock = FakeClock()
     watch = Watch(str(tmp_path))
     name = "{run_id}/rank{rank}-{part}.json.gz"
     with record(tmp_path, clock=clock, name=name, handler={"rotate_every": "2ba"}) as profiler:
         for steps in range(1, 12):
             train(profiler, clock, 1)
-            # What is packed at this moment is read by a later look.
+            # A later look reads the file that is packed at this moment.
             rank = next(rank for _ in range(1000) if (rank := only_rank(watch)).steps_seen == steps)
             assert (rank.state, rank.unreadable) == ("recording", 0)
     rank = only_rank(watch)
     assert (rank.state, rank.steps_seen, rank.skipped_bytes) == ("finished", 11, 0)
-    assert rank.files == len(list((tmp_path / "run").iterdir())) > 3
-    assert all(path.name.endswith(".gz") for path in (tmp_path / "run").iterdir())
+    assert rank.files == len(list((tmp_path / "run").glob("*.gz"))) > 3
     again = only_rank(Watch(str(tmp_path)))
     assert (again.state, again.steps, again.stages) == ("finished", rank.steps, rank.stages)
-
-
-def test_a_file_that_is_packed_between_two_lists_is_read_on(tmp_path: Path) -> None:
-    """One list of a folder may hold neither the plain file nor the packed one."""
-    killed(tmp_path, FakeClock(), steps=5)
-    later = FakeClock(wall_ns=1_800_000_000_000_000_000)
-    data = file_of(tmp_path).read_bytes()
-    lines = data.split(b"\n")
-    step = next(number for number, line in enumerate(lines) if b'"name":"batch"' in line)
-    file_of(tmp_path).write_bytes(b"\n".join([*lines[: step + 1], b""]))
-    second = file_of(tmp_path).with_name("rank0-second.json")
-    second.write_bytes(data.replace(b'"ts":12537', b'"ts":12538'))
-    watch = Watch(str(tmp_path), clock=later.clock)
-    before = only_rank(watch).steps_seen
-    file_of(tmp_path).unlink()
-    assert only_rank(watch).steps_seen == before
-    file_of(tmp_path).with_suffix(".json.gz").write_bytes(gzip.compress(b"\n".join([*lines[: step + 1], b""])))
-    rank = only_rank(watch)
-    assert (rank.steps_seen, rank.files, rank.skipped_bytes) == (before, 2, 0)
 
 
 def test_files_that_a_limit_removes_are_no_loss(tmp_path: Path) -> None:
@@ -450,20 +448,33 @@ def test_files_that_a_limit_removes_are_no_loss(tmp_path: Path) -> None:
             train(profiler, clock, 1)
             assert only_rank(watch).state == "recording"
     rank = only_rank(watch)
-    assert (rank.state, rank.steps_seen) == ("finished", 12)
-    assert rank.lost_events == 0  # what was asked for is none
+    assert (rank.state, rank.steps_seen, rank.lost_events) == ("finished", 12, 0)
 
 
-def test_a_window_of_its_own_for_each_file_and_nothing_between(tmp_path: Path) -> None:
+def test_file_that_is_packed_between_two_lists_is_read_on(tmp_path: Path) -> None:
+    """One list of a folder may hold neither the plain file nor the packed one."""
+    path = killed(tmp_path, steps=5)
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    step = next(number for number, line in enumerate(lines) if b'"name":"batch"' in line)
+    first_step = b"\n".join([*lines[: step + 1], b""])
+    path.write_bytes(first_step)
+    path.with_name("rank0-second.json").write_bytes(data.replace(b'"ts":12537', b'"ts":12538'))
+    watch = Watch(str(tmp_path), clock=FakeClock(wall_ns=START_NS).clock)
+    before = only_rank(watch).steps_seen
+    path.unlink()
+    assert only_rank(watch).steps_seen == before
+    path.with_suffix(".json.gz").write_bytes(gzip.compress(first_step))
+    rank = only_rank(watch)
+    assert (rank.steps_seen, rank.files, rank.skipped_bytes) == (before, 2, 0)
+
+
+def test_windows_with_nothing_between_are_finished_after_a_while(tmp_path: Path) -> None:
     """Such a recording ends without a summary if it ends between two windows: a closed file is finished after a while."""
     now = Now(tmp_path)
     clock = FakeClock()
-    with record(
-        tmp_path,
-        clock=clock,
-        name="{run_id}/rank{rank}-{batch}.json",
-        schedule=cyclic_schedule(wait=1, warmup=0, active=2, repeat=1),
-    ) as profiler:
+    schedule = cyclic_schedule(wait=1, warmup=0, active=2, repeat=1)
+    with record(tmp_path, clock=clock, name="{run_id}/rank{rank}-{batch}.json", schedule=schedule) as profiler:
         train(profiler, clock, 8)
         watch = Watch(str(tmp_path), clock=now.clock)
         assert only_rank(watch).state == "recording"
@@ -473,33 +484,22 @@ def test_a_window_of_its_own_for_each_file_and_nothing_between(tmp_path: Path) -
     assert (rank.state, rank.reason, rank.steps_seen) == ("finished", "its file is complete, and no other came", 2)
 
 
-def test_a_packed_file_of_bounded_work(tmp_path: Path) -> None:
-    """A megabyte of gzip that stands for a gigabyte of spaces: what is known counts, and the rest is told of."""
-    killed(tmp_path, FakeClock())
-    head = file_of(tmp_path).read_bytes()
-    file_of(tmp_path).unlink()
-    packed = gzip.compress(head + b" " * (256 << 20))
-    (tmp_path / "run" / "rank0.json.gz").write_bytes(packed)
+@pytest.mark.parametrize("damage", ["unpacks to gigabytes", "torn"])
+def test_packed_file_that_cannot_be_unpacked_is_told_of(tmp_path: Path, damage: str) -> None:
+    path = recorded(tmp_path, 300)
+    data = bytearray(gzip.compress(path.read_bytes() + b" " * (33 << 20 if damage == "unpacks to gigabytes" else 0)))
+    if damage == "torn":
+        data[len(data) // 2 : len(data) // 2 + 40] = b"\xff" * 40
+    path.unlink()
+    path.with_suffix(".json.gz").write_bytes(data)
     rank = only_rank(Watch(str(tmp_path)))
     assert rank.unreadable >= 1
     assert rank.behind_bytes == 0
 
 
-def test_damaged_gzip_is_told_of(tmp_path: Path) -> None:
-    clock = FakeClock()
-    with record(tmp_path, clock=clock) as profiler:
-        train(profiler, clock, 300)
-    data = bytearray(gzip.compress(file_of(tmp_path).read_bytes()))
-    data[len(data) // 2 : len(data) // 2 + 40] = b"\xff" * 40
-    file_of(tmp_path).unlink()
-    (tmp_path / "run" / "rank0.json.gz").write_bytes(data)
-    rank = only_rank(Watch(str(tmp_path)))
-    assert rank.unreadable >= 1
+# Foreign files, and files that belong together.
 
-
-# ---- what is no rank trace ---------------------------------------------------------------------------------------------------
-
-
+METADATA = b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1'
 FOREIGN = {
     "empty": b"",
     "space": b" \n",
@@ -507,42 +507,43 @@ FOREIGN = {
     "array": b'[\n{"ph":"X","name":"a","ts":1,"dur":1,"pid":1,"tid":1}\n]',
     "text": b"hello",
     "binary": bytes(range(256)) * 100,
-    "no rank": b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1,"args":{"run_id":"a"}},\n',
-    "bad rank": b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1,"args":{"run_id":"a","rank":-1}},\n',
-    "true rank": b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1,"args":{"run_id":"a","rank":true}},\n',
-    "no args": b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1},\n',
-    "list args": b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1,"args":[1]},\n',
-    "broken": b'[\n{"ph":"M","name":"tracekit_metadata","pid":1,"tid":1,"args":{"run_id":"a","rank":0,]},\n',
-    "deep": b'[\n{"ph":"M","name":"tracekit_metadata","args":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}},\n",
-    "long": b'[\n{"ph":"M","name":"tracekit_metadata","args":{"x":"' + b"x" * 2_000_000,
+    "no rank": METADATA + b',"args":{"run_id":"a"}},\n',
+    "bad rank": METADATA + b',"args":{"run_id":"a","rank":-1}},\n',
+    "true rank": METADATA + b',"args":{"run_id":"a","rank":true}},\n',
+    "no args": METADATA + b"},\n",
+    "list args": METADATA + b',"args":[1]},\n',
+    "broken": METADATA + b',"args":{"run_id":"a","rank":0,]},\n',
+    "deep": METADATA + b',"args":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}},\n",
+    "long": METADATA + b',"args":{"x":"' + b"x" * 2_000_000,
 }
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_other_files_are_passed_over(tmp_path: Path, packed: bool) -> None:
+    path = killed(tmp_path)
     for name, data in FOREIGN.items():
-        path = tmp_path / "run" / f"{name}.json{'.gz' * packed}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(gzip.compress(data) if packed else data)
-    (tmp_path / "run" / "folder.json").mkdir()
-    (tmp_path / "run" / "broken link.json").symlink_to("nowhere")
-    (tmp_path / "run" / "loop").symlink_to(tmp_path)
-    killed(tmp_path, FakeClock())
+        (path.parent / f"{name}.json{'.gz' * packed}").write_bytes(gzip.compress(data) if packed else data)
+    (path.parent / "folder.json").mkdir()
+    (path.parent / "broken link.json").symlink_to("nowhere")
+    (path.parent / "loop").symlink_to(tmp_path)
     watch = Watch(str(tmp_path))
     for _ in range(2):
         look = watch.look()
-        assert [rank.path for rank in only_run(look).ranks] == [str(file_of(tmp_path))]
+        assert [rank.path for rank in only_run(look).ranks] == [str(path)]
         assert look.notes == ()
 
 
-def test_a_file_whose_head_comes_late_is_met(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock())
-    data = file_of(tmp_path).read_bytes()
+def test_head_that_comes_late_or_is_long_is_read(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    data = path.read_bytes()
+    head = read_head(data[:8192], packed=False)
+    assert isinstance(head, Head)
+    assert (head.start_ns, head.first_ns) == (START_NS, START_NS)
     watch = Watch(str(tmp_path))
     for length in (0, 1, 30, 200):
-        file_of(tmp_path).write_bytes(data[:length])
+        path.write_bytes(data[:length])
         assert watch.look().runs == ()
-    file_of(tmp_path).write_bytes(data)
+    path.write_bytes(data.replace(b'"host":"', b'"more":"%s","host":"' % (b"x" * 20_000)))
     assert only_rank(watch).steps_seen == 3
 
 
@@ -564,44 +565,41 @@ def test_dumps_and_children_are_no_recordings_of_their_own(tmp_path: Path) -> No
     assert len(run.paths) == 3
 
 
-def test_attempts_of_a_rank_are_one_rank_and_the_last_counts(tmp_path: Path) -> None:
-    name = "{run_id}/rank{rank}-{attempt}.json"
+def test_attempts_of_a_rank_are_one_rank_whose_metadata_are_those_of_the_last(tmp_path: Path) -> None:
+    name = "{run_id}/a/rank{rank}-{attempt}.json"
     for attempt in range(3):
-        clock = FakeClock(wall_ns=1_800_000_000_000_000_000 + attempt * S)
-        with record(tmp_path, clock=clock, name=name, attempt=attempt) as profiler:
-            train(profiler, clock, 1 + attempt)
+        clock = FakeClock(wall_ns=START_NS + attempt * S)
+        place = {"rank": 5, "world_size": 8, "local_rank": 1, "node": 2, "attempt": attempt}
+        recorded(tmp_path, 1 + attempt, clock, name=name, **place)
     rank = only_rank(Watch(str(tmp_path)))
-    assert (rank.attempt, rank.steps_seen, rank.files) == (2, 3, 3)
+    assert (rank.rank, rank.world_size, rank.local_rank, rank.node, rank.attempt) == (5, 8, 1, 2, 2)
+    assert (rank.pid, rank.run_id, rank.path) == (os.getpid(), "run", str(tmp_path / "run" / "a" / "rank5-2.json"))
+    assert (rank.steps_seen, rank.files) == (3, 3)
 
 
-def test_runs_of_one_name_in_two_folders_are_two(tmp_path: Path) -> None:
-    """As launchers make them that do not name runs."""
-    for number, folder in enumerate(("monday", "tuesday")):
+def test_run_of_one_name_in_two_folders_is_one_unless_a_rank_is_in_both(tmp_path: Path) -> None:
+    """Launchers that do not name runs give all of them one name."""
+    for rank in range(4):
+        recorded(tmp_path / "nodes", 1, rank=rank, world_size=4, node=rank // 2, name="node{node}/rank{rank}.json")
+    run = only_run(Watch(str(tmp_path / "nodes")).look())
+    assert (run.folder, len(run.ranks), run.missing_count) == (str(tmp_path / "nodes"), 4, 0)
+
+    for number, day in enumerate(("monday", "tuesday")):
         for rank in range(2):
-            clock = FakeClock(wall_ns=(1_800_000_000 + 1000 * number + rank) * S)
-            with record(tmp_path, rank=rank, world_size=2, clock=clock, name=f"{folder}/rank{{rank}}.json") as profiler:
-                train(profiler, clock, 1 + number)
-    runs = Watch(str(tmp_path)).look().runs
+            clock = FakeClock(wall_ns=START_NS + (1000 * number + rank) * S)
+            recorded(tmp_path / "days", 1 + number, clock, rank=rank, world_size=2, name=f"{day}/rank{{rank}}.json")
+    runs = Watch(str(tmp_path / "days")).look().runs
     assert [(run.folder, run.step, len(run.ranks)) for run in runs] == [
-        (str(tmp_path / "tuesday"), 2, 2),
-        (str(tmp_path / "monday"), 1, 2),
+        (str(tmp_path / "days" / "tuesday"), 2, 2),
+        (str(tmp_path / "days" / "monday"), 1, 2),
     ]
 
 
-def test_a_run_may_be_in_many_folders(tmp_path: Path) -> None:
-    for rank in range(4):
-        with record(tmp_path, rank=rank, world_size=4, node=rank // 2, name="node{node}/rank{rank}.json"):
-            pass
-    run = only_run(Watch(str(tmp_path)).look())
-    assert (run.folder, len(run.ranks), run.missing_count) == (str(tmp_path), 4, 0)
+# Losses.
 
 
-# ---- losses -----------------------------------------------------------------------------------------------------------------
-
-
-def test_losses_are_told_while_the_file_cannot_grow(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock())
-    path = file_of(tmp_path)
+def test_losses_are_told_while_file_cannot_grow(tmp_path: Path) -> None:
+    path = killed(tmp_path)
     watch = Watch(str(tmp_path))
     assert only_rank(watch).lost_events == 0
     data = path.read_bytes()
@@ -613,20 +611,19 @@ def test_losses_are_told_while_the_file_cannot_grow(tmp_path: Path) -> None:
     assert (rank.lost_events, rank.unhealthy) == (12345, True)
 
 
-def test_gaps_count_and_the_summary_has_the_last_word(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock())
-    path = file_of(tmp_path)
+def test_gaps_count_until_the_summary_has_the_last_word(tmp_path: Path) -> None:
+    path = killed(tmp_path)
     gap = b'{"ph":"i","name":"tracekit.gap","cat":"tracekit","s":"p","pid":1,"tid":1,"ts":1.000,"args":{"lost_events":40}},\n'
-    watch = Watch(str(tmp_path))
-    for times in (1, 2):
-        with path.open("ab") as file:
-            file.write(gap)
-        assert only_rank(watch).lost_events == 40 * times
     summary = b'{"ph":"M","name":"tracekit_summary","pid":1,"tid":1,"args":{"dropped":{"a":50,"b":60}}}\n]\n'
-    with path.open("ab") as file:
-        file.write(summary)
-    rank = only_rank(watch)
-    assert (rank.lost_events, rank.state) == (110, "finished")
+    watch = Watch(str(tmp_path))
+    for line, lost, state in ((gap, 40, "recording"), (gap, 80, "recording"), (summary, 110, "finished")):
+        with path.open("ab") as file:
+            file.write(line)
+        rank = only_rank(watch)
+        assert (rank.lost_events, rank.state) == (lost, state)
+
+
+BATCH = b'{"ph":"X","name":"batch","cat":"training loop","pid":1,"tid":1,'
 
 
 @pytest.mark.parametrize(
@@ -638,8 +635,8 @@ def test_gaps_count_and_the_summary_has_the_last_word(tmp_path: Path) -> None:
         b'{"ph":"X","name":[],"cat":{},"ts":null,"dur":true,"pid":1,"tid":1}',
         b'{"ph":"X","name":"a","ts":1e999,"dur":1,"pid":1,"tid":1}',
         b'{"ph":"X","name":"a","ts":1,"dur":-5,"pid":1,"tid":1}',
-        b'{"ph":"X","name":"batch","cat":"training loop","ts":99999999999999999999,"dur":5,"pid":1,"tid":1}',
-        b'{"ph":"X","name":"batch","cat":"training loop","ts":1.000,"dur":5.000,"pid":1,"tid":1,"args":{"batch":-1}}',
+        BATCH + b'"ts":99999999999999999999,"dur":5}',
+        BATCH + b'"ts":1.000,"dur":5.000,"args":{"batch":-1}}',
         b'{"ph":"E","name":"a","ts":1.000,"pid":1,"tid":1}',
         b'{"ph":"B","ts":1.000,"pid":[],"tid":{}}',
         b'{"ph":"M","name":"tracekit_timestamp","args":[]}',
@@ -653,80 +650,21 @@ def test_gaps_count_and_the_summary_has_the_last_word(tmp_path: Path) -> None:
     ],
     ids=lambda line: repr(line[:24]),
 )
-def test_a_line_that_is_no_event_disturbs_no_other(tmp_path: Path, line: bytes) -> None:
-    clock = FakeClock()
-    with record(tmp_path, clock=clock) as profiler:
-        train(profiler, clock, 3)
-    path = file_of(tmp_path)
+def test_line_that_is_no_event_disturbs_no_other(tmp_path: Path, line: bytes) -> None:
+    path = recorded(tmp_path, 3)
     lines = path.read_bytes().split(b"\n")
     half = len(lines) // 2
     path.write_bytes(b"\n".join([*lines[:half], line + b",", *lines[half:]]))
     watch = Watch(str(tmp_path))
     rank = only_rank(watch)
-    # A line that is too long takes what stands before it in the same piece with it.
+    # A line that is too long also hides the lines before it in the same piece.
     steps = 3 + (b'"batch":-1' in line)
     assert rank.steps_seen in (range(4) if len(line) > 1_000_000 else (steps,))
     assert rank.behind_bytes == 0
     assert only_rank(watch).unreadable == rank.unreadable  # and it is met once
 
 
-def test_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "_MAX_LABELS", 20)
-    clock = FakeClock()
-    with record(tmp_path, clock=clock) as profiler:
-        for number in range(40):
-            with profiler.marker(f"name {number}"):
-                clock.advance(1_000_000)
-            profiler.step()
-    look = Watch(str(tmp_path)).look()
-    assert look.notes == ("there are more than 20 names; the others are no stages",)
-    assert len(only_run(look).ranks[0].stages) <= 20
-
-
-def test_a_step_of_any_number_of_slices_keeps_a_bounded_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_MAX_SLICES", (10, 100))
-    clock = FakeClock()
-    watch = Watch(str(tmp_path))
-    with record(tmp_path, clock=clock) as profiler:
-        for _ in range(1000):
-            with profiler.marker("forward"):
-                clock.advance(1_000_000)
-        profiler.flush()
-        watch.look()
-        profiler.step()
-        train(profiler, clock, 2)
-    rank = only_rank(watch)
-    assert rank.steps_seen == 3
-    assert sum(stage.total_ns for stage in rank.stages) < 300_000_000
-
-
-# ---- places -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_place_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no such folder"):
-        Watch(str(tmp_path / "nowhere")).look()
-    (tmp_path / "file.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"file\.json: is a file; name the folder"):
-        Watch(str(tmp_path / "file.json"))
-    assert Watch(str(tmp_path)).look().runs == ()
-    with pytest.raises(StorageError):
-        Watch("nothing-of-the-kind://bucket/runs")
-
-
-def test_a_large_packed_file_of_a_run_that_nobody_follows_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    with record(tmp_path, clock=clock, name="{run_id}/rank{rank}.json.gz") as profiler:
-        train(profiler, clock, 300)
-    monkeypatch.setattr(watching, "_TAIL_BYTES", 100)
-    watch = Watch(str(tmp_path))
-    rank = only_run(watch.look(())).ranks[0]
-    assert (rank.steps_seen, rank.behind_bytes) == (0, 0)
-    assert rank.skipped_bytes > 10_000
-    rank = only_rank(watch)
-    assert (rank.steps_seen, rank.skipped_bytes, rank.state) == (300, 0, "finished")
+# Object stores.
 
 
 @pytest.fixture
@@ -757,7 +695,7 @@ def segments(folder: Path, count: int) -> list[bytes]:
 
 def test_segments_of_an_object_store_are_read_as_they_come(tmp_path: Path, memory: str) -> None:
     now = FakeClock(wall_ns=time.time_ns())
-    parts = segments(tmp_path / "local", 4)
+    parts = segments(tmp_path, 4)
     with pytest.raises(StorageError, match="no such folder, or nothing is in it"):
         Watch(memory, clock=now.clock).look()
     put(f"{memory}/run/nothing.json", b"")
@@ -779,15 +717,13 @@ def test_segments_of_an_object_store_are_read_as_they_come(tmp_path: Path, memor
     assert only_run(watch.look()).folder.endswith("/bucket/runs/run")
 
 
-def test_segments_without_an_end_are_cut_unless_the_index_says_that_they_are_complete(
-    tmp_path: Path, memory: str
-) -> None:
+def test_segments_without_end_are_cut_unless_the_index_says_that_they_are_complete(tmp_path: Path, memory: str) -> None:
     now = FakeClock(wall_ns=time.time_ns())
-    parts = segments(tmp_path / "local", 3)
-    put(f"{memory}/run/rank0-part0000.json", parts[0])
-    pid = json.loads(parts[0].split(b"\n")[1].rstrip(b","))["args"]["pid"]
-    index = {"tracekit_index": 1, "id": "x", "run_id": "run", "rank": 0, "attempt": 0, "pid": pid, "complete": False}
-    put(f"{memory}/run/rank0.index.json", json.dumps({**index, "segments": []}).encode())
+    first = segments(tmp_path, 3)[0]
+    put(f"{memory}/run/rank0-part0000.json", first)
+    pid = json.loads(first.split(b"\n")[1].rstrip(b","))["args"]["pid"]
+    index = {"tracekit_index": 1, "id": "x", "run_id": "run", "rank": 0, "attempt": 0, "pid": pid}
+    put(f"{memory}/run/rank0.index.json", json.dumps({**index, "complete": False, "segments": []}).encode())
     watch = Watch(memory, clock=now.clock, cut_after_s=10)
     watch.look()
     now.advance(10**18)  # what is in the segment is far from the time of the storage
@@ -795,56 +731,3 @@ def test_segments_without_an_end_are_cut_unless_the_index_says_that_they_are_com
     put(f"{memory}/run/rank0.index.json", json.dumps({**index, "complete": True, "segments": []}).encode())
     now.advance(6 * S)
     assert only_rank(watch).state == "finished"
-
-
-def test_a_head_that_is_longer_than_usual_is_read(tmp_path: Path) -> None:
-    killed(tmp_path, FakeClock())
-    path = file_of(tmp_path)
-    data = path.read_text().replace('"host":"', f'"more":"{"x" * 20_000}","host":"')
-    path.write_text(data)
-    assert only_rank(Watch(str(tmp_path))).steps_seen == 3
-
-
-def head_of(path: Path) -> Head:
-    from tracekit.traces.rank_head import Head, read_head
-
-    head = read_head(path.read_bytes()[:8192], packed=False)
-    assert isinstance(head, Head)
-    return head
-
-
-def test_a_head_tells_from_when_the_file_is(tmp_path: Path) -> None:
-    clock = FakeClock()
-    killed(tmp_path, clock)
-    head = head_of(file_of(tmp_path))
-    assert head.start_ns == 1_800_000_000_000_000_000
-    assert head.first_ns == head.start_ns
-
-
-# ---- counters and evaluation ------------------------------------------------------------------------------------------------
-
-
-def test_counters_and_an_open_evaluation_are_in_the_state(tmp_path: Path) -> None:
-    clock = FakeClock()
-    watch = Watch(str(tmp_path))
-    with record(tmp_path, clock=clock) as profiler:
-        for step in range(3):
-            profiler.marker("loss").counter({"loss": 3 - step})
-            profiler.marker("learning rate").counter({"encoder": 0.5, "decoder": 0.25 * step})
-            train(profiler, clock, 1)
-        rank = only_rank(watch)
-        assert rank.counters == {"loss": 1.0, "learning rate.encoder": 0.5, "learning rate.decoder": 0.5}
-        assert (rank.evaluating, rank.evaluations) == (False, 0)
-        with profiler.marker("evaluation"):
-            clock.advance(S)
-            profiler.flush()
-            assert only_rank(watch).evaluating
-        train(profiler, clock, 1)
-        rank = only_rank(watch)
-        assert (rank.evaluating, rank.evaluations) == (False, 1)
-        # As in the event table, a step that overlaps an evaluation is none of those that are measured.
-        train(profiler, clock, 1)
-        rank = only_rank(watch)
-        assert (rank.batch, rank.steps_seen) == (5, 5)
-        assert [step.number for step in rank.steps] == [0, 1, 2, 4]
-        assert "evaluation" not in {stage.name for stage in rank.stages}

@@ -30,9 +30,6 @@ def span(name: str, start: int, end: int, depth: int = 0, track: Track = MAIN) -
     return Span(name, track, START + start, START + end, depth)
 
 
-# ---- spans ------------------------------------------------------------------------------------------------------------------
-
-
 def test_events_become_nested_spans_and_an_open_slice_lasts_to_the_end() -> None:
     now = Timestamp()
 
@@ -60,8 +57,6 @@ def test_totals_are_by_name_and_the_largest_comes_first() -> None:
     ]
 
 
-# ---- the picture ------------------------------------------------------------------------------------------------------------
-
 SPANS = st.lists(
     st.builds(
         lambda name, start, length, depth, track: span(name, start, start + length, depth, Track(track, name * 3)),
@@ -77,7 +72,7 @@ SPANS = st.lists(
 
 
 @given(SPANS)
-def test_the_picture_is_well_formed_and_holds_nothing_but_shapes_and_text(spans: list[Span]) -> None:
+def test_picture_is_well_formed_and_holds_nothing_but_shapes_and_text(spans: list[Span]) -> None:
     picture = ET.fromstring(timeline_svg(spans, "a <title>"))
     assert {element.tag for element in picture.iter()} <= {
         SVG + tag for tag in ("svg", "title", "desc", "g", "rect", "line", "text")
@@ -88,7 +83,7 @@ def test_the_picture_is_well_formed_and_holds_nothing_but_shapes_and_text(spans:
         assert float(rect.get("x", "nan")) + float(rect.get("width", "nan")) <= 962
 
 
-def test_the_picture_tells_what_it_shows_without_being_seen() -> None:
+def test_picture_tells_what_it_shows_without_being_seen() -> None:
     picture = ET.fromstring(timeline_svg([span("load", 0, 2_000_000), span("x < y", 2_000_000, 5_000_000)], "Cell"))
     assert picture.get("role") == "img"
     assert picture.findtext(f"{SVG}title") == "Cell"
@@ -105,7 +100,7 @@ def test_of_very_many_slices_the_longest_are_drawn_and_the_rest_is_said() -> Non
     assert "nothing was recorded" in timeline_svg([], "nothing")
 
 
-def test_a_recorded_cell_as_text_and_as_html() -> None:
+def test_recorded_cell_as_text_and_as_html() -> None:
     cell = RecordedCell([span(f"<b>{number}", 0, number + 1) for number in range(20)], lost=3, file="a&b.json")
     text, page = repr(cell), cell._repr_html_()
     assert text.splitlines()[0].split() == ["marker", "count", "total", "mean", "longest", "of", "the", "cell"]
@@ -118,9 +113,6 @@ def test_a_recorded_cell_as_text_and_as_html() -> None:
     assert "<b>" not in page
     assert "tracekit open a&amp;b.json" in page
     assert page.count('<th scope="row"') == 15
-
-
-# ---- IPython ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -137,6 +129,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     shell.run_line_magic("load_ext", "tracekit")
     yield shell
     shell.run_line_magic("unload_ext", "tracekit")
+    assert "tracekit" not in shell.magics_manager.magics["cell"]
     InteractiveShell.clear_instance()
 
 
@@ -157,7 +150,7 @@ answer
 """
 
 
-def test_a_cell_is_recorded_and_shown(shell: Any, tmp_path: Path) -> None:
+def test_cell_is_recorded_and_shown(shell: Any, tmp_path: Path) -> None:
     result, text, outputs = run(shell, CELL.format(options=f"-o {tmp_path}/cell.json"))
 
     assert result.success
@@ -171,46 +164,34 @@ def test_a_cell_is_recorded_and_shown(shell: Any, tmp_path: Path) -> None:
     assert {"cell", "forward <b>", "attention"} <= {event["name"] for event in events}
 
 
-def test_a_cell_may_be_run_again_and_replaces_only_what_it_wrote(shell: Any, tmp_path: Path) -> None:
-    for _ in range(2):
-        result, _, outputs = run(shell, CELL.format(options=f"-o {tmp_path}/cell.json"))
-        assert result.success
-        assert len(outputs) == 1
-    (tmp_path / "mine.json").write_text("mine")
-    result, text, _ = run(shell, CELL.format(options=f"-o {tmp_path}/mine.json"))
-    assert not result.success
-    assert text.startswith("%%tracekit: ")
-    assert text.strip().count("\n") == 0
-    assert (tmp_path / "mine.json").read_text() == "mine"
-
-
-def test_a_file_of_the_same_name_in_another_folder_is_not_replaced(
+def test_cell_may_be_run_again_and_replaces_only_what_it_wrote(
     shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "b" / "cell.json").write_text("mine")
     monkeypatch.chdir(tmp_path / "a")
-    assert run(shell, CELL.format(options="-o cell.json"))[0].success
+    for path in ("cell.json", "cell.json", "../a/cell.json"):
+        assert run(shell, CELL.format(options=f"-o {path}"))[0].success
     monkeypatch.chdir(tmp_path / "b")
-    assert not run(shell, CELL.format(options="-o cell.json"))[0].success
+    result, text, _ = run(shell, CELL.format(options="-o cell.json"))
+    assert not result.success
+    assert text.startswith("%%tracekit: ")
+    assert text.strip().count("\n") == 0
     assert (tmp_path / "b" / "cell.json").read_text() == "mine"
-    monkeypatch.chdir(tmp_path / "a")
-    assert run(shell, CELL.format(options="-o ../a/cell.json"))[0].success
 
 
-def test_a_cell_whose_file_is_called_by_its_rank_may_be_run_again_and_change_the_folder(
+def test_cell_whose_file_is_called_by_its_rank_may_be_run_again_and_change_the_folder(
     shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "b").mkdir()
     for _ in range(2):
         monkeypatch.chdir(tmp_path)
-        result, _, _ = run(shell, "%%tracekit -o cell-r{rank}.json\nimport os\nos.chdir('b')\n")
-        assert result.success
+        assert run(shell, "%%tracekit -o cell-r{rank}.json\nimport os\nos.chdir('b')\n")[0].success
     assert [path.name for path in tmp_path.glob("*.json")] == ["cell-r0.json"]
 
 
-def test_a_cell_that_fails_shows_its_own_error_once_and_stops_the_notebook(shell: Any) -> None:
+def test_cell_that_fails_shows_its_own_error_once_and_stops_the_notebook(shell: Any) -> None:
     result, text, outputs = run(shell, "%%tracekit\nimport tracekit\nwith tracekit.marker('a'):\n    1 / 0\n")
 
     assert not result.success
@@ -223,20 +204,13 @@ def test_a_cell_that_fails_shows_its_own_error_once_and_stops_the_notebook(shell
 @pytest.mark.parametrize(
     ("options", "words"), [("--bad", "unrecognized arguments: --bad"), ("-o 'x", "No closing quotation")]
 )
-def test_a_wrong_line_is_one_sentence_and_runs_nothing(shell: Any, options: str, words: str) -> None:
+def test_wrong_line_is_one_sentence_and_runs_nothing(shell: Any, options: str, words: str) -> None:
     result, text, outputs = run(shell, f"%%tracekit {options}\nran = True\n")
     assert not result.success
     assert words in text
     assert text.strip().count("\n") == 0
     assert outputs == []
     assert "ran" not in shell.user_ns
-
-
-def test_the_extension_can_be_taken_away(shell: Any) -> None:
-    assert "tracekit" in shell.magics_manager.magics["cell"]
-    shell.run_line_magic("unload_ext", "tracekit")
-    assert "tracekit" not in shell.magics_manager.magics["cell"]
-    shell.run_line_magic("load_ext", "tracekit")
 
 
 def test_loading_the_extension_needs_no_ipython_before() -> None:

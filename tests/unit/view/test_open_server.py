@@ -79,7 +79,7 @@ def assert_nothing(answer: tuple[int, dict[str, str], bytes]) -> None:
     assert set(headers) <= {"Server", "Date", "Content-Length"}
 
 
-def test_the_page_may_use_its_own_script_only_and_is_not_kept(server: OneFileServer) -> None:
+def test_page_may_use_its_own_script_only_and_is_not_kept(server: OneFileServer) -> None:
     status, headers, body = ask(server, root(server), Sec_Fetch_Site="none", Sec_Fetch_Dest="document")
 
     nonce = re.search(rb'<script nonce="([\w-]+)">', body)
@@ -91,7 +91,7 @@ def test_the_page_may_use_its_own_script_only_and_is_not_kept(server: OneFileSer
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_the_page_gets_the_trace_and_says_when_it_is_handed_over(server: OneFileServer) -> None:
+def test_page_gets_the_trace_and_says_when_it_is_handed_over(server: OneFileServer) -> None:
     status, headers, body = ask(server, trace_path(server), Sec_Fetch_Site="same-origin")
     assert (status, body == CONTENT, server.handed_over) == (200, True, False)
     assert "Access-Control-Allow-Origin" not in headers
@@ -100,7 +100,7 @@ def test_the_page_gets_the_trace_and_says_when_it_is_handed_over(server: OneFile
     assert server.wait(ANSWERED_S)
 
 
-def test_the_ui_gets_the_trace_and_that_is_all(server: OneFileServer) -> None:
+def test_ui_gets_the_trace_and_that_is_all(server: OneFileServer) -> None:
     status, headers, body = ask(
         server, trace_path(server), Origin="https://perfetto.example:8443", Sec_Fetch_Site="cross-site"
     )
@@ -113,23 +113,23 @@ def test_the_ui_gets_the_trace_and_that_is_all(server: OneFileServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin",
+    "headers",
     [
-        "https://evil.example",
-        "null",
-        "https://perfetto.example",
-        "http://perfetto.example:8443",
-        "http://127.0.0.1:1",
-        "",
+        *({"Origin": origin} for origin in ("https://evil.example", "null", "https://perfetto.example", "")),
+        *({"Origin": origin} for origin in ("http://perfetto.example:8443", "http://127.0.0.1:1")),
+        *({"host": host} for host in ("evil.example", "127.0.0.1", "localhost", "127.0.0.1:1", "[::1]:80")),
+        {"host": "evil.example:{port}"},
+        *({"method": method, "Origin": UI.origin} for method in ("HEAD", "POST", "PUT", "OPTIONS", "DELETE", "X")),
     ],
+    ids=str,
 )
-def test_a_page_of_another_origin_gets_nothing(server: OneFileServer, origin: str) -> None:
+def test_other_origin_host_or_method_gets_nothing(server: OneFileServer, headers: dict[str, str]) -> None:
     for path in (root(server), trace_path(server), root(server) + "done"):
-        assert_nothing(ask(server, path, Origin=origin))
+        assert_nothing(ask(server, path, **{name: value.format(port=server.port) for name, value in headers.items()}))
     assert not server.handed_over
 
 
-def test_a_page_elsewhere_that_shows_no_origin_may_only_lead_here(server: OneFileServer) -> None:
+def test_page_elsewhere_that_shows_no_origin_may_only_lead_here(server: OneFileServer) -> None:
     for kind in ("image", "script", "iframe", "empty", "document"):
         for path in (trace_path(server), root(server) + "done"):
             assert_nothing(ask(server, path, Sec_Fetch_Site="cross-site", Sec_Fetch_Dest=kind))
@@ -137,15 +137,7 @@ def test_a_page_elsewhere_that_shows_no_origin_may_only_lead_here(server: OneFil
     assert ask(server, root(server), Sec_Fetch_Site="cross-site", Sec_Fetch_Dest="document")[0] == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1:1", "[::1]:80", "evil.example:{port}"]
-)
-def test_another_host_gets_nothing(server: OneFileServer, host: str) -> None:
-    for path in (root(server), trace_path(server)):
-        assert_nothing(ask(server, path, host=host.format(port=server.port)))
-
-
-def test_the_other_name_of_this_machine_works(server: OneFileServer) -> None:
+def test_other_name_of_this_machine_works(server: OneFileServer) -> None:
     host = f"localhost:{server.port}"
     assert ask(server, trace_path(server), host=host, Origin=f"http://{host}")[0] == 200
 
@@ -173,31 +165,22 @@ def test_other_paths_get_nothing(server: OneFileServer) -> None:
             assert b" 404 " in connection.makefile("rb").read().splitlines()[0]
 
 
-@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "OPTIONS", "DELETE", "X"])
-def test_other_methods_get_nothing(server: OneFileServer, method: str) -> None:
-    for path in (root(server), trace_path(server)):
-        assert_nothing(ask(server, path, method=method, Origin="https://perfetto.example:8443"))
-
-
 def test_it_listens_on_this_machine_only(server: OneFileServer) -> None:
     assert server._server.server_address[0] == "127.0.0.1"
 
 
-def test_nobody_who_comes_ends_the_wait(server: OneFileServer) -> None:
+def test_wait_ends_when_nobody_comes_or_the_trace_is_handed_over(server: OneFileServer) -> None:
     assert not server.wait(0.01)
-
-
-def test_a_wait_may_be_as_long_as_anybody_says(server: OneFileServer) -> None:
     ask(server, root(server) + "done", Sec_Fetch_Site="same-origin")
-    assert server.wait(1e300)
+    assert server.wait(1e300)  # as long as anybody says
 
 
-def test_a_connection_that_is_never_used_keeps_nobody_waiting(server: OneFileServer) -> None:
+def test_connection_that_is_never_used_keeps_nobody_waiting(server: OneFileServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)):
         assert ask(server, root(server))[0] == 200
 
 
-def test_a_bundled_ui_is_served_with_the_trace_and_nothing_beside_it(bundled: OneFileServer, tmp_path: Path) -> None:
+def test_bundled_ui_is_served_with_the_trace_and_nothing_beside_it(bundled: OneFileServer, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     assert ask(bundled, root(bundled) + "ui/")[2] == b"the UI"
     assert ask(bundled, root(bundled) + "ui/?testing=1")[2] == b"the UI"
@@ -226,7 +209,7 @@ class Requests:
         pass
 
 
-def test_a_bundled_ui_is_served_until_nobody_asks_any_more(
+def test_bundled_ui_is_served_until_nobody_asks_any_more(
     bundled: OneFileServer, server: OneFileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for waiting, left in ((bundled, -1), (server, 2)):
@@ -237,7 +220,7 @@ def test_a_bundled_ui_is_served_until_nobody_asks_any_more(
         assert requests.left == left
 
 
-def test_the_port_of_perfetto_is_taken_where_it_is_free(trace: Path) -> None:
+def test_port_of_perfetto_is_taken_where_it_is_free(trace: Path) -> None:
     with OneFileServer(trace, UI) as first, OneFileServer(trace, UI) as second:
         assert second.port != first.port
         if first.port == PERFETTO_PORT:  # it may be another process's, and that may end in between
@@ -248,17 +231,14 @@ def test_the_port_of_perfetto_is_taken_where_it_is_free(trace: Path) -> None:
             )
 
 
-def test_a_port_in_use_is_said(server: OneFileServer, trace: Path) -> None:
+def test_port_in_use_and_missing_trace_are_refused(server: OneFileServer, trace: Path, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"127.0.0.1:{server.port}.*another --port"):
         OneFileServer(trace, UI, port=server.port)
-
-
-def test_a_trace_that_is_not_there_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"nothing\.json: cannot be read: No such file"):
         OneFileServer(tmp_path / "nothing.json", UI, port=0)
 
 
-def test_a_name_that_is_no_text_is_served_too(tmp_path: Path) -> None:
+def test_name_that_is_no_text_is_served_too(tmp_path: Path) -> None:
     trace = tmp_path / "rank\udcff.json"
     try:
         trace.write_bytes(CONTENT)
@@ -270,6 +250,6 @@ def test_a_name_that_is_no_text_is_served_too(tmp_path: Path) -> None:
         assert ask(server, given["trace"])[2] == CONTENT
 
 
-def test_a_trace_that_goes_meanwhile_gives_nothing(server: OneFileServer, trace: Path) -> None:
+def test_trace_that_goes_meanwhile_gives_nothing(server: OneFileServer, trace: Path) -> None:
     trace.unlink()
     assert_nothing(ask(server, trace_path(server)))

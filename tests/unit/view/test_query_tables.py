@@ -19,15 +19,13 @@ from tracekit.view.tables import as_csv, as_json, as_parquet, as_table
 CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text() | st.binary(max_size=5)
 ROWS = st.integers(1, 4).flatmap(
     lambda width: st.builds(
-        Rows,
-        st.lists(st.text(), min_size=width, max_size=width),
-        st.lists(st.tuples(*[CELLS] * width), max_size=5),
+        Rows, st.lists(st.text(), min_size=width, max_size=width), st.lists(st.tuples(*[CELLS] * width), max_size=5)
     )
 )
 
 
 @given(ROWS)
-def test_a_table_has_one_line_a_row_whatever_is_in_it(rows: Rows) -> None:
+def test_table_has_one_line_a_row_whatever_is_in_it(rows: Rows) -> None:
     lines = as_table(rows).split("\n")
     assert len(lines) == len(rows.rows) + 3
     assert lines[-1] == ""

@@ -32,7 +32,7 @@ def by_name(catalog: Catalog) -> dict[str, Run]:
     return {run.name: run for run in runs}
 
 
-def test_a_run_is_called_after_its_folder_and_two_in_one_folder_after_themselves(tmp_path: Path) -> None:
+def test_run_is_called_after_its_folder_and_two_in_one_folder_after_themselves(tmp_path: Path) -> None:
     write(tmp_path / "team a" / "llama", "first", 0, 1)
     write(tmp_path / "both", "second", 0, 1)
     write(tmp_path / "both", "third", 0)
@@ -52,14 +52,10 @@ def test_a_run_is_called_after_its_folder_and_two_in_one_folder_after_themselves
         assert catalog.find(name) is None
 
 
-def test_a_run_without_a_name_at_the_root_has_words_for_its_link(tmp_path: Path) -> None:
-    (tmp_path / "rank0.json").write_text(rank_trace(0, run=""))
-    assert set(by_name(Catalog(str(tmp_path)))) == {"(unnamed)"}
-
-
-def test_a_root_that_is_one_run_is_called_after_the_run(tmp_path: Path) -> None:
-    write(tmp_path, "only", 0, 1)
-    assert set(by_name(Catalog(str(tmp_path)))) == {"only"}
+@pytest.mark.parametrize(("run", "name"), [("only", "only"), ("", "(unnamed)")])
+def test_run_at_the_root_is_called_after_itself(tmp_path: Path, run: str, name: str) -> None:
+    write(tmp_path, run, 0)
+    assert set(by_name(Catalog(str(tmp_path)))) == {name}
 
 
 def test_all_of_a_folder_is_merged_unless_others_are_in_it(tmp_path: Path) -> None:
@@ -148,12 +144,18 @@ def test_no_link_out_of_the_root_is_merged_whatever_its_name(tmp_path: Path, nam
     secret.write_text("[]")
     catalog = Catalog(str(root))
     assert catalog.inputs(by_name(catalog)["run"]).names == (str(root / "run"),)
+    outside = tmp_path / "outside"
+    write(outside, "secret", 0)
+    (root / "linked").symlink_to(outside)
+    (root / "own").mkdir()
+    (root / "own" / "rank0.json").symlink_to(outside / "secret-rank0.json")
     link = root / "run" / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(secret)
 
-    inputs = catalog.inputs(by_name(catalog)["run"])
-
+    runs = by_name(Catalog(str(root)))
+    assert set(runs) == {"run"}
+    inputs = catalog.inputs(runs["run"])
     assert inputs.names == tuple(str(root / "run" / f"run-rank{rank}.json") for rank in (0, 1))
     assert inputs.notes == ("links that lead to other folders are not followed",)
 

@@ -57,11 +57,10 @@ def ended(job: Job) -> Job:
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = threading.Event()
     for _ in range(PATIENCE_S * 100):
         if condition():
             return
-        deadline.wait(0.01)
+        threading.Event().wait(0.01)
     raise AssertionError("in vain")
 
 

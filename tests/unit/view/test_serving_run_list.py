@@ -46,36 +46,28 @@ RUNS = [
 TAGS = {"dlrm": ("nightly",), "BERT": ("baseline", "nightly")}
 
 
-def names(**values: Any) -> list[str]:
-    return [one.name for one in list_runs(RUNS, RunQuery(**values), TAGS).runs]
-
-
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("query", "found"),
     [
-        ("bert", ["BERT"]),
-        ("LLAMA 7b", ["llama/7b"]),
-        ("gpu-17", ["BERT"]),
-        ("nightly", ["BERT", "dlrm"]),
-        ("llama bert", []),
+        ({"q": "bert"}, ["BERT"]),
+        ({"q": "LLAMA 7b"}, ["llama/7b"]),
+        ({"q": "gpu-17"}, ["BERT"]),
+        ({"q": "nightly"}, ["BERT", "dlrm"]),
+        ({"q": "llama bert"}, []),
+        ({"state": "cut"}, ["BERT"]),
+        ({"tag": "nightly"}, ["BERT", "dlrm"]),
+        ({"tag": "nightly", "state": "finished"}, ["dlrm"]),
+        # The largest come first, and the unknown last.
+        ({}, ["llama/7b", "BERT", "dlrm"]),
+        ({"order": "name"}, ["BERT", "dlrm", "llama/7b"]),
+        ({"order": "step_time"}, ["dlrm", "llama/7b", "BERT"]),
+        ({"order": "step"}, ["BERT", "llama/7b", "dlrm"]),
+        ({"order": "size"}, ["llama/7b", "dlrm", "BERT"]),
     ],
+    ids=str,
 )
-def test_words_are_searched_in_names_hosts_and_tags(text: str, found: list[str]) -> None:
-    assert names(q=text) == found
-
-
-def test_state_and_tag_filter() -> None:
-    assert names(state="cut") == ["BERT"]
-    assert names(tag="nightly") == ["BERT", "dlrm"]
-    assert names(tag="nightly", state="finished") == ["dlrm"]
-
-
-def test_orders_put_the_largest_first_and_the_unknown_last() -> None:
-    assert names() == ["llama/7b", "BERT", "dlrm"]
-    assert names(order="name") == ["BERT", "dlrm", "llama/7b"]
-    assert names(order="step_time") == ["dlrm", "llama/7b", "BERT"]
-    assert names(order="step") == ["BERT", "llama/7b", "dlrm"]
-    assert names(order="size") == ["llama/7b", "dlrm", "BERT"]
+def test_runs_are_searched_filtered_and_ordered(query: dict[str, str], found: list[str]) -> None:
+    assert [one.name for one in list_runs(RUNS, RunQuery(**query), TAGS).runs] == found
 
 
 def test_every_run_is_on_exactly_one_page() -> None:

@@ -66,17 +66,24 @@ def test_only_names_of_this_machine_are_known(host: str, known: bool) -> None:
     assert is_answered(access, host, "127.0.0.1") is known
 
 
-def test_a_machine_is_known_by_the_address_that_the_connection_came_to() -> None:
-    access = Access("0.0.0.0", TOKEN)
-    assert is_answered(access, "192.0.2.7:8931", "192.0.2.7")
-    both = Access("::", TOKEN)  # a socket for IPv6 that takes IPv4 as well
-    assert is_answered(both, "192.0.2.7:8931", "::ffff:192.0.2.7")
-    assert is_answered(both, "localhost:8931", "::ffff:127.0.0.1")
-    assert is_answered(both, "[2001:db8::7]:8931", "2001:db8::7")
-    assert not is_answered(both, "192.0.2.8:8931", "::ffff:192.0.2.7")
-    assert not is_answered(access, "192.0.2.8:8931", "192.0.2.7")
-    assert not is_answered(access, "localhost:8931", "192.0.2.7")
-    assert is_answered(Access("gpu7", TOKEN), "gpu7:8931", "192.0.2.7")
+@pytest.mark.parametrize(
+    ("listens_at", "host", "came_to", "known"),
+    [
+        ("0.0.0.0", "192.0.2.7:8931", "192.0.2.7", True),
+        ("0.0.0.0", "192.0.2.8:8931", "192.0.2.7", False),
+        ("0.0.0.0", "localhost:8931", "192.0.2.7", False),
+        # A socket for IPv6 that also takes IPv4.
+        ("::", "192.0.2.7:8931", "::ffff:192.0.2.7", True),
+        ("::", "localhost:8931", "::ffff:127.0.0.1", True),
+        ("::", "[2001:db8::7]:8931", "2001:db8::7", True),
+        ("::", "192.0.2.8:8931", "::ffff:192.0.2.7", False),
+        ("gpu7", "gpu7:8931", "192.0.2.7", True),
+    ],
+)
+def test_machine_is_known_by_the_address_that_the_connection_came_to(
+    listens_at: str, host: str, came_to: str, known: bool
+) -> None:
+    assert is_answered(Access(listens_at, TOKEN), host, came_to) is known
 
 
 @pytest.mark.parametrize("name", ["http://x", "a b", "x/y", "-x", "", "x:80"])
@@ -122,15 +129,14 @@ def test_who_has_signed_in_is_known_by_a_cookie_that_is_not_the_token() -> None:
 
     assert access.may_read({"host": "127.0.0.1:8931", "cookie": f"other=1; {pair}"})
     assert not access.may_read({"host": "127.0.0.1:8931"})
-    assert not access.may_read({"host": "127.0.0.1:8932", "cookie": pair}), (
-        "the cookie of another server of this machine"
-    )
+    other_server = {"host": "127.0.0.1:8932", "cookie": pair}
+    assert not access.may_read(other_server)
     assert not access.may_read({"host": "127.0.0.1:8931", "cookie": pair[:-1] + "x"})
     assert not access.may_read({"host": "127.0.0.1:8931", "cookie": f"{pair.partition('=')[0]}={TOKEN}"})
     assert not Access("127.0.0.1", TOKEN + "x").is_signed_in({"host": "127.0.0.1:8931", "cookie": pair})
 
 
-def test_the_token_itself() -> None:
+def test_token_itself() -> None:
     access = Access("127.0.0.1", TOKEN)
     assert access.is_token(TOKEN)
     for wrong in ("", TOKEN[:-1], TOKEN + "x", "é", "\ud800"):
@@ -141,7 +147,7 @@ def test_the_token_itself() -> None:
     assert min(map(len, (new_token() for _ in range(8)))) >= 32
 
 
-def test_a_token_comes_from_a_file_that_only_its_owner_may_read(tmp_path: Path) -> None:
+def test_token_comes_from_a_file_that_only_its_owner_may_read(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{TOKEN}\nsomething else\n")
     path.chmod(0o600)

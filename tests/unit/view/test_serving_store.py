@@ -51,13 +51,6 @@ def test_what_was_asked_for_longest_ago_goes_first(tmp_path: Path) -> None:
     assert len(list(store.folder.iterdir())) == 5
 
 
-def test_the_trace_that_is_shown_stays_however_large(tmp_path: Path) -> None:
-    store = Store(tmp_path, 10)
-    keep(store, "a" * 32, 100, 0)
-    store.make_room("a" * 32)
-    assert store.find("a" * 32) is not None
-
-
 def test_what_is_not_there_or_broken_is_not_found(tmp_path: Path) -> None:
     store = Store(tmp_path, 10)
     assert store.find("a" * 32) is None
