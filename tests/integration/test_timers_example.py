@@ -35,7 +35,3 @@ def test_the_example_reports_and_its_trace_loads(tmp_path: Path, engine: Engine)
         assert loaded.errors() == []
         counts = dict(loaded.rows("select name, count(*) from slice where category = 'timer' group by name"))
         assert counts == {"forward-backward": 10, "optimizer": 10}
-
-
-def test_the_example_is_short() -> None:
-    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 30
