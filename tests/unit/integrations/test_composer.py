@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import importlib
 import json
 import logging
 import os
@@ -57,14 +56,10 @@ class OwnNames(TraceHandler):
     def flush(self, how: str) -> None:
         self.flushed += 1
 
-    def open(self, path: str, mode: str) -> None:
-        raise AssertionError(path, mode)
-
-    def summary(self) -> str:
+    def fails(self, *_: Any) -> None:
         raise AssertionError
 
-    def process_events(self) -> None:
-        raise AssertionError
+    open = summary = process_events = fails
 
     def batch_end(self, state: Any, logger: Any) -> None:
         self.flush("as I like it")
@@ -173,31 +168,27 @@ def test_a_handler_written_for_composer_gets_what_composer_gives_in_composers_fo
     assert profiler.stats.failures == {}
 
 
-def test_run_event_gets_every_event_where_a_handler_has_it_and_super_works_through_the_subclasses() -> None:
-    class Base(TraceHandler):
-        calls: list[str]
+def test_run_event_gets_every_event_and_super_works_through_the_subclasses() -> None:
+    calls: list[str] = []
 
+    class Base(TraceHandler):
         def batch_end(self, state: Any, logger: Any) -> None:
-            self.calls.append("base")
+            calls.append("base")
 
     class Derived(Base):
-        def __init__(self) -> None:
-            self.calls = []
-
         def run_event(self, event: Any, state: Any, logger: Any) -> None:
-            self.calls.append(event.value)
+            calls.append(event.value)
             if event == Event.BATCH_END:
                 super().run_event(event, state, logger)
 
         def batch_end(self, state: Any, logger: Any) -> None:
-            self.calls.append("derived")
+            calls.append("derived")
             super().batch_end(state, logger)
             super().epoch_end(state, logger)  # Composer's own does nothing
 
-    handler = Derived()
-    with tracekit.Profiler(handler, rank=0) as profiler:
+    with tracekit.Profiler(Derived(), rank=0) as profiler:
         profiler.step()
-    assert handler.calls == [
+    assert calls == [
         *("init", "fit_start", "epoch_start", "batch_start", "batch_end", "derived", "base", "fit_end"),
     ]
 
@@ -279,25 +270,20 @@ def test_what_only_a_trainer_has_is_missing_with_a_reason_and_never_reaches_the_
     assert closed == []  # as in Composer: only where close did not fail
 
 
-def test_a_state_that_is_kept_knows_the_profiler_that_runs_now() -> None:
+def test_a_state_that_is_kept_knows_the_profiler_that_runs_now_and_init_may_fail() -> None:
     kept: list[Any] = []
 
     class Keeps(TraceHandler):
         def init(self, state: Any, logger: Any) -> None:
             kept.append(state)
+            if len(kept) == 2:
+                raise FileNotFoundError("no folder")
 
     with tracekit.Profiler(Keeps(), rank=0) as profiler:  # it becomes the active one after `init`
         assert kept[0].profiler is profiler
     assert kept[0].profiler is None
-
-
-def test_what_init_raises_stops_the_profiler_from_starting() -> None:
-    class NoFolder(TraceHandler):
-        def init(self, state: Any, logger: Any) -> None:
-            raise FileNotFoundError("no folder")
-
     with pytest.raises(tracekit.HandlerError, match="no folder"):
-        tracekit.Profiler(NoFolder(), rank=0).start()
+        tracekit.Profiler(Keeps(), rank=0).start()
 
 
 class TestTheReferenceHandlerKeepsTheContract(TraceHandlerContract):
@@ -308,9 +294,6 @@ class TestTheReferenceHandlerKeepsTheContract(TraceHandlerContract):
 class TestAHandlerOfComposersOwnClassKeepsTheContract(TraceHandlerContract):
     def make_handler(self, tmp_path: Path) -> tracekit.TraceHandler:
         return adapted(OwnNames())
-
-
-# ---- the profiler ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +393,7 @@ def test_the_first_call_decides_about_a_marker_as_the_start_and_the_finish_of_a_
     assert kinds == [("SliceBegin", ("a",)), ("SliceEnd", ("a",)), ("Instant", ("b",))]
 
 
-def test_the_arguments_become_the_sources_of_tracekit() -> None:
+def test_the_arguments_become_the_sources_and_the_options_of_tracekit() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("psutil", reason="psutil is not installed")
 
@@ -422,6 +405,7 @@ def test_the_arguments_become_the_sources_of_tracekit() -> None:
     assert kinds() == ["SystemProfiler", "TorchProfiler"]
     assert kinds(sys_prof_cpu=False) == ["TorchProfiler"]
     assert kinds(torch_prof_profile_memory=False, torch_prof_with_flops=False) == ["SystemProfiler"]
+    assert Profiler(always, [], **QUIET).counts == "global"
     with pytest.raises(ConfigError, match="with_stack=True"):
         kinds(torch_prof_memory_filename="memory{batch}.html")
     with pytest.raises(ConfigError, match="schedule must be a function"):
@@ -456,31 +440,19 @@ def test_handlers_can_be_replaced_until_they_are_used() -> None:
         profiler._nothing_of_this_name  # noqa: B018
 
 
-def test_samples_are_counted_over_all_ranks_as_in_composer() -> None:
-    assert Profiler(always, [], **QUIET).counts == "global"
-
-
-def test_every_name_of_composers_profiler_is_there() -> None:
-    named = {"Marker", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule", "JSONTraceHandler"}
-    assert named | {"Time", "TimeUnit", "Timestamp", "ensure_time"} <= set(composer.__all__)
-    assert (composer.SystemProfiler, composer.TorchProfiler) == (tracekit.SystemProfiler, tracekit.TorchProfiler)
-    with pytest.raises(AttributeError, match="nothing"):
-        composer.nothing  # noqa: B018
-
-
-def test_everything_can_be_imported_at_once_where_composer_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_name_of_composers_profiler_can_be_imported_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "composer", None)
+    monkeypatch.setitem(sys.modules, "composer.core", None)
     monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
     names: dict[str, Any] = {}
     exec("from tracekit.integrations.composer import *", names)
-    assert set(composer.__all__) <= set(names)
-
-
-def test_without_composer_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "composer.core", None)
-    monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
+    named = {"Marker", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule", "JSONTraceHandler"}
+    assert named | {"Time", "TimeUnit", "Timestamp", "ensure_time"} <= set(composer.__all__) <= set(names)
+    assert (composer.SystemProfiler, composer.TorchProfiler) == (tracekit.SystemProfiler, tracekit.TorchProfiler)
+    with pytest.raises(AttributeError, match="nothing"):
+        composer.nothing  # noqa: B018
     with pytest.raises(ImportError, match="pip install mosaicml"):
-        importlib.import_module("tracekit.integrations.composer").TracekitCallback  # noqa: B018
+        composer.TracekitCallback  # noqa: B018
 
 
 class FakeEvent(enum.Enum):
@@ -569,18 +541,6 @@ def test_a_bound_handler_has_the_state_and_with_the_first_event_the_logger(marke
     assert profiler.recorder.stats.failures == {}
 
 
-# ---- merging ----------------------------------------------------------------------------------------------------------------
-
-
-def test_only_a_merged_trace_filename_merges(caplog: pytest.LogCaptureFixture) -> None:
-    for options in ({}, {"merged_trace_remote_file_name": "s3://b/m.json"}):
-        handler = JSONTraceHandler("traces", **options)
-        assert handler.__reduce__()[0].keywords["merged_filename"] is None
-    assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "nothing is merged: merged_trace_remote_file_name needs merged_trace_filename"
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "merged", "every_window"),
     [
@@ -589,11 +549,18 @@ def test_only_a_merged_trace_filename_merges(caplog: pytest.LogCaptureFixture) -
         (("t", "{rank}.json", None, "m.json", "{run_name}/m.json"), "t/m.json", False),
         (("t", "{rank}.json", "s3://b/{rank}.json", "m.json", "s3://b/{run_name}.json"), "s3://b/{run_id}.json", False),
         (("t", "{rank}.json", None, "node{node_rank}.json"), "t/node{node}.json", False),
+        (("t",), None, False),
+        (("t", "{rank}.json", None, None, "s3://b/m.json"), None, False),
     ],
 )
-def test_a_merged_trace_is_named_as_in_composer(arguments: tuple[Any, ...], merged: str, every_window: bool) -> None:
+def test_a_merged_trace_is_named_as_in_composer(
+    arguments: tuple[Any, ...], merged: str | None, every_window: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     options = JSONTraceHandler(*arguments).__reduce__()[0].keywords
     assert (options["merged_filename"], options["merge_every_window"]) == (merged, every_window)
+    assert ("nothing is merged: merged_trace_remote_file_name needs" in caplog.text) == (
+        merged is None and len(arguments) > 1
+    )
 
 
 MERGES = """
@@ -610,9 +577,6 @@ with Profiler(lambda state: ProfilerAction.ACTIVE, handler, rank=0, run_id="r", 
 def test_a_merged_trace_that_is_asked_for_is_written_by_the_end_of_the_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MERGES, str(tmp_path)], check=True, capture_output=True, timeout=100)
     assert json.loads((tmp_path / "merged.json").read_text())
-
-
-# ---- what hurt in Composer, where no other test shows it ------------------------------------------------------------------
 
 
 def test_a_folder_that_is_not_empty_is_written_to_and_nothing_in_it_is_replaced(tmp_path: Path) -> None:
