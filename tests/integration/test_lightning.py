@@ -41,7 +41,6 @@ from tracekit.testing import FakeClock
 if TYPE_CHECKING:
     from tests.perfetto import Engine
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TWO_RANKS = Path(__file__).resolve().parents[1] / "lightning_two_ranks.py"
 
 pytestmark = QUIET
@@ -590,9 +589,8 @@ def test_two_ranks_of_pytorch_lightning_share_one_run_and_one_set_of_values(tmp_
 
 
 @pytest.mark.slow
-def test_the_example_is_short_and_its_trace_opens(tmp_path: Path, engine: Engine) -> None:
-    example = EXAMPLES / "lightning_trainer.py"
-    assert len(example.read_text("utf-8").splitlines()) <= 30
+def test_the_trace_of_the_example_opens(tmp_path: Path, engine: Engine) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "lightning_trainer.py"
     assert "optimizer step" in run_script(tmp_path, example).stdout
     (path,) = (tmp_path / "traces").glob("*/rank0.json")
     assert validate_trace(str(path)).counts == {}

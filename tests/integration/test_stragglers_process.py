@@ -45,12 +45,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_slow_rank_of_a_real_run_is_named(recorded: Path) -> None:
-    assert_named(find_stragglers([str(recorded / "slow")]), SLOW)
-
-
-def test_the_slow_rank_is_named_where_clocks_were_apart_while_it_ran(recorded: Path) -> None:
-    assert_named(find_stragglers([str(recorded / "apart")]), APART)
+@pytest.mark.parametrize("run", [SLOW, APART], ids=["clocks together", "clocks apart while it ran"])
+def test_the_slow_rank_of_a_real_run_is_named(recorded: Path, run: Run) -> None:
+    assert_named(find_stragglers([str(recorded / run.name)]), run)
 
 
 def test_clocks_that_were_apart_are_brought_together(recorded: Path, tmp_path: Path) -> None:
@@ -87,12 +84,11 @@ def test_twenty_drawn_delays_put_into_a_real_run_are_named_with_clocks_apart_by_
 
 @pytest.mark.slow
 def test_of_twenty_drawn_real_runs_nineteen_stragglers_are_named(tmp_path: Path) -> None:
-    """Of half of them the clocks are seconds apart while they run."""
-    for seed in (
-        2,
-        3,
-        4,
-    ):  # two missed of 20 have a chance of 1 in 60 where each has one of 1 in 100; three times, of 1 in 200,000
+    """Of half of them the clocks are seconds apart while they run.
+
+    Two missed of 20 have a chance of 1 in 60 where each has one of 1 in 100; three times, of 1 in 200,000.
+    """
+    for seed in (2, 3, 4):
         runs, folder = drawn_runs(20, seed=seed, apart=True), tmp_path / str(seed)
         folder.mkdir()
         record(folder, runs)
