@@ -69,6 +69,15 @@ def always(state: Any) -> ProfilerAction:
     return ProfilerAction.ACTIVE
 
 
+def tells(name: str, field: str = "") -> Any:
+    """Make a hook that notes its name, and a field of the training time."""
+
+    def hook(self: ReferenceHandler, state: Any, logger: Any) -> None:
+        self.life.append(f"{name} {int(getattr(state.timestamp, field))}" if field else name)
+
+    return hook
+
+
 class ReferenceHandler(TraceHandler):
     """Written as for Composer: it collects strings, and gives them out when a window is to be saved."""
 
@@ -81,39 +90,19 @@ class ReferenceHandler(TraceHandler):
     def init(self, state: Any, logger: Any) -> None:
         self.life.append(f"init {state.run_name}")
 
-    def fit_start(self, state: Any, logger: Any) -> None:
-        self.life.append("fit_start")
-
-    def epoch_start(self, state: Any, logger: Any) -> None:
-        self.life.append(f"epoch_start {int(state.timestamp.epoch)}")
-
-    def epoch_end(self, state: Any, logger: Any) -> None:
-        self.life.append(f"epoch_end {int(state.timestamp.epoch)}")
-
-    def batch_start(self, state: Any, logger: Any) -> None:
-        self.life.append(f"batch_start {int(state.timestamp.batch)}")
+    fit_start, fit_end = tells("fit_start"), tells("fit_end")
+    epoch_start, epoch_end = tells("epoch_start", "epoch"), tells("epoch_end", "epoch")
+    batch_start, close = tells("batch_start", "batch"), tells("close", "batch")
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        del logger
         self.saved.append((int(state.timestamp.batch), self.queue))
         self.queue = []
-
-    def fit_end(self, state: Any, logger: Any) -> None:
-        self.life.append("fit_end")
-
-    def close(self, state: Any, logger: Any) -> None:
-        self.life.append(f"close {int(state.timestamp.batch)}")
 
     def post_close(self) -> None:
         self.life.append("post_close")
 
     def process_duration_event(
-        self,
-        name: str,
-        categories: Sequence[str],
-        is_start: bool,
-        timestamp: Timestamp,
-        wall_clock_time_ns: int,
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
         self.queue.append(f"{'B' if is_start else 'E'} {name} {','.join(categories)} {timestamp.batch.value}")
 
@@ -123,12 +112,7 @@ class ReferenceHandler(TraceHandler):
         self.queue.append(f"i {name}")
 
     def process_counter_event(
-        self,
-        name: str,
-        categories: Sequence[str],
-        timestamp: Timestamp,
-        wall_clock_time_ns: int,
-        values: Any,
+        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int, values: Any
     ) -> None:
         self.queue.append(f"C {name} {json.dumps(values)}")
 
@@ -136,26 +120,21 @@ class ReferenceHandler(TraceHandler):
         self.files.append(filepath)
 
 
-def play(profiler: Any) -> None:
-    for _ in range(2):
-        with profiler.marker("m", categories=["a", "b"]):
-            pass
-        profiler.marker("i").instant()
-        profiler.marker("c").counter({"x": 1.5})
-        profiler.step()
-    profiler.record_chrome_json_trace_file("torch.json")
-    profiler.next_epoch()
-
-
 @pytest.mark.parametrize("native", [True, False])
 def test_a_handler_written_for_composer_gets_what_composer_gives_in_composers_form(native: bool) -> None:
     handler = ReferenceHandler()
+    profiler: Any = Profiler(always, handler, **QUIET)
     if native:
-        profiler: Any = tracekit.Profiler(handler, rank=0, run_id="r", record_batches=False)
-    else:
-        profiler = Profiler(always, handler, **QUIET)
+        profiler = tracekit.Profiler(handler, rank=0, run_id="r", record_batches=False)
     with profiler:
-        play(profiler)
+        for _ in range(2):
+            with profiler.marker("m", categories=["a", "b"]):
+                pass
+            profiler.marker("i").instant()
+            profiler.marker("c").counter({"x": 1.5})
+            profiler.step()
+        profiler.record_chrome_json_trace_file("torch.json")
+        profiler.next_epoch()
     assert handler.saved == [
         (1, ["B m a,b 0", "E m a,b 0", "i i", 'C c {"x": 1.5}']),
         (2, ["B m a,b 1", "E m a,b 1", "i i", 'C c {"x": 1.5}']),
@@ -300,6 +279,9 @@ def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: p
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("psutil", reason="psutil is not installed")
     monkeypatch.chdir(tmp_path)
+    earlier = Path("r/traces/ep0-ba0-rank0.json")
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("of an earlier run")
     profiler = Profiler(
         trace_handlers=[JSONTraceHandler(folder="{run_name}/traces", overwrite=True)],
         schedule=cyclic_schedule(wait=0, warmup=1, active=2, repeat=1),
@@ -321,16 +303,15 @@ def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: p
             profiler.step(samples=8)
         assert profiler.timestamp.sample == Time(32, TimeUnit.SAMPLE)
         assert profiler.timestamp >= ensure_time("4ba", TimeUnit.BATCH)
-    traces = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
-    assert traces == ["r/traces/ep0-ba0-rank0.json", "torch/rank0.1.pt.trace.json"]
-    events = json.loads((tmp_path / traces[0]).read_text())
-    names = [event["name"] for event in events if event["ph"] in "XBi"]
+    assert earlier.read_text() == "of an earlier run", "nothing is replaced"
+    assert [path.name for path in Path("torch").iterdir()] == ["rank0.1.pt.trace.json"]
+    (trace,) = set(earlier.parent.iterdir()) - {earlier}
+    assert trace.name == "ep0-ba0-rank0-2.json"
+    names = [event["name"] for event in json.loads(trace.read_text()) if event["ph"] in "XBi"]
     assert sorted(names) == ["train"] * 3 + ["warm"]
     # Not their counters: the loop may be over before any rate is known.
-    assert [type(source).__name__ for source in profiler.recorder._options.sources] == [
-        "SystemProfiler",
-        "TorchProfiler",
-    ]
+    sources = [type(source).__name__ for source in profiler.recorder._options.sources]
+    assert sources == ["SystemProfiler", "TorchProfiler"]
 
 
 def test_a_schedule_written_for_composers_state_decides(caplog: pytest.LogCaptureFixture) -> None:
@@ -577,16 +558,6 @@ with Profiler(lambda state: ProfilerAction.ACTIVE, handler, rank=0, run_id="r", 
 def test_a_merged_trace_that_is_asked_for_is_written_by_the_end_of_the_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MERGES, str(tmp_path)], check=True, capture_output=True, timeout=100)
     assert json.loads((tmp_path / "merged.json").read_text())
-
-
-def test_a_folder_that_is_not_empty_is_written_to_and_nothing_in_it_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "ep0-ba0-rank0.json").write_text("of an earlier run")
-    handler = JSONTraceHandler(folder=str(tmp_path), overwrite=True)
-    with Profiler(always, handler, **QUIET) as profiler, profiler.marker("m"):
-        pass
-    assert (tmp_path / "ep0-ba0-rank0.json").read_text() == "of an earlier run"
-    events = json.loads((tmp_path / "ep0-ba0-rank0-2.json").read_text())
-    assert [event["name"] for event in events if event["ph"] in "XB"] == ["m"]
 
 
 def test_a_merge_renames_within_the_folder_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tracekit import ConfigError, JSONTraceHandler, Profiler, TimerError, Timers
+from tracekit import ConfigError, Profiler, TimerError, Timers
 from tracekit.statistics import DurationStatistics
 from tracekit.testing import FakeClock
 from tracekit.timers import TextSink, TimerTable
@@ -187,13 +185,6 @@ def test_a_nemo_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == report * 2
 
 
-def test_the_extremes_of_timers_that_nobody_has_used_are_left_out() -> None:
-    timers = timed(Timers(2, "max"), a=3)
-    timers("unused")
-    assert timers.get_global_min_max_time(normalizer=2) == {"a": (1.5, 1.5)}
-    assert timers.get_global_min_max_time(["a", "nobody's"]) == {}
-
-
 def test_write_and_then_log_show_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """T7: there the second report, and the repository's own test of it, find nothing."""
     timers = timed(Timers(2, "max"), forward=3)
@@ -354,20 +345,3 @@ without rank 3, which did not report"""
             sink.write(table(), 5)
     assert said == caplog.messages == [f"timers at step 5:\n{text}"]
     assert TimerTable({0: {}}).text().splitlines()[1:] == ["(no timer has been used)"]
-
-
-def test_the_code_of_the_page_for_megatrons_users_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "coming_from" / "megatron_timers.md"
-    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    writer, tracked = Writer(), SimpleNamespace(log=lambda *_, **__: None, log_metrics=lambda *_, **__: None)
-    names = {"writer": writer, "run": tracked, "mlflow": tracked, "iteration": 1, "step": 1, "log_interval": 10}
-    with Profiler(JSONTraceHandler("traces/RUN/rank{rank}.json"), rank=0, run_id="RUN"):
-        exec(blocks[0], names)
-    exec(blocks[1], names)
-    assert len(writer.written) == 1 + 9
-    assert len((tmp_path / "timers.jsonl").read_text().splitlines()) == 1
-    heads = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert heads == ["(min,", "forward-backward", "timers", "timer", "forward-backward", "timer", "forward-backward"]
