@@ -47,7 +47,7 @@ pytestmark = QUIET
 
 
 class Memories:
-    """Makes a handler for every recording, and keeps them."""
+    """Makes a handler for every recording, and keeps them; the first is made to see whether it can be."""
 
     def __init__(self) -> None:
         self.made: list[MemoryTraceHandler] = []
@@ -55,11 +55,6 @@ class Memories:
     def __call__(self) -> MemoryTraceHandler:
         self.made.append(MemoryTraceHandler())
         return self.made[-1]
-
-    @property
-    def recorded(self) -> list[MemoryTraceHandler]:
-        """Those that a recording was made with; the first is made to see whether it can be."""
-        return self.made[1:]
 
 
 class Sees(Callback):
@@ -200,29 +195,6 @@ def test_a_wrong_stop_hides_no_exception_and_another_thread_may_stop(caplog: pyt
     assert len(caplog.messages) == 1
 
 
-def test_a_profiler_is_used_again_after_an_optimizer_failed(clock: FakeClock, tmp_path: Path) -> None:
-    """SimpleProfiler raises in the second run: Lightning never stopped the "optimizer_step" that failed."""
-
-    class Manual(Net):
-        automatic_optimization = False
-        fails = True
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            def closure() -> None:
-                if self.fails:
-                    raise ArithmeticError
-
-            self.manual_backward(self.layer(batch[0]).sum())
-            self.optimizers().step(closure)  # type: ignore[union-attr]
-
-    profiler, module = TracekitProfiler(), Manual(clock)
-    with pytest.raises(ArithmeticError):
-        trainer(tmp_path, profiler=profiler).fit(module, train_loader(clock), val_loader(clock))
-    module.fails = False
-    trainer(tmp_path, profiler=profiler).fit(module, train_loader(clock), val_loader(clock))
-    assert profiler.durations()["optimizer_step"].count == 5
-
-
 def test_stats_are_dumped_for_pstats_and_the_summary_can_be_short(
     clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -299,8 +271,8 @@ def test_samples_of_all_ranks_are_those_of_this_one_times_their_number(
     monkeypatch.setattr(type(one.strategy), "distributed_sampler_kwargs", {"num_replicas": 3}, raising=False)
     one.fit(Net(clock), train_loader(clock), val_loader(clock))
     assert [sample for _, _, sample, _ in sees.batches] == [24, 48, 72, 96]
-    assert memories.recorded[0].recording is not None
-    assert memories.recorded[0].recording.counts == "global"
+    assert memories.made[1].recording is not None
+    assert memories.made[1].recording.counts == "global"
 
 
 def test_a_count_that_fails_is_reported_and_training_goes_on(
@@ -308,7 +280,7 @@ def test_a_count_that_fails_is_reported_and_training_goes_on(
 ) -> None:
     callback = TracekitCallback(memories, samples=lambda batch: batch["none"])
     trainer(tmp_path, callback).fit(Net(clock), train_loader(clock), val_loader(clock))
-    stats = memories.recorded[0].stats
+    stats = memories.made[1].stats
     assert stats is not None
     assert stats.failures == {"TracekitCallback": 4}
 
@@ -323,7 +295,7 @@ def test_neither_setup_nor_validation_is_part_of_a_batch(clock: FakeClock, tmp_p
     one.fit(SlowSetup(clock), train_loader(clock), val_loader(clock))
     durations = [
         (end.wall_clock_time_ns - begin.wall_clock_time_ns) / SECOND
-        for begin, end in memories.recorded[0].slices
+        for begin, end in memories.made[1].slices
         if begin.label.name == "batch"
     ]
     assert durations == pytest.approx([4.0] * 8)
@@ -444,7 +416,7 @@ def test_hooks_and_workers_may_be_left_alone(clock: FakeClock, tmp_path: Path, m
 
     one = trainer(tmp_path, TracekitCallback(memories, hooks=False, workers=False))
     one.fit(Looks(clock), train_loader(clock), val_loader(clock))
-    assert names(memories.recorded[0]) == {"batch": 4}
+    assert names(memories.made[1]) == {"batch": 4}
 
 
 def test_a_run_that_fails_is_recorded_until_then(clock: FakeClock, tmp_path: Path, engine: Engine) -> None:

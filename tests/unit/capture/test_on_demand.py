@@ -254,23 +254,24 @@ def test_a_capture_goes_on_over_the_end_of_an_epoch(job: Job) -> None:
     assert len(job.trace.paths) == 1
 
 
-def test_a_base_schedule_goes_on_beside_the_captures(tmp_path: Path) -> None:
-    base = cyclic_schedule(wait=2, warmup=0, active=2, repeat=2, per="run")
-    with Job(tmp_path, base=base) as job:
-        assert job.step(4) == ["skip", "skip", "active", "active_and_save"]
-        job.ask(steps=1)
-        assert job.step(5) == ["skip", "active_and_save", "active", "active_and_save", "skip"]
-        assert job.capture.files == (str(tmp_path / "rank0-5.json"),)
-    assert [Path(path).name for path in job.trace.paths] == ["rank0-2.json", "rank0-5.json", "rank0-6.json"]
-
-
-def test_an_open_window_of_the_base_schedule_is_saved_before_a_capture_begins(tmp_path: Path) -> None:
-    with Job(tmp_path, base=cyclic_schedule(warmup=0, active=8, repeat=1, per="run")) as job:
-        assert job.step(2) == ["active", "active"]
-        assert job.profiler.capture(steps=2)
-        assert job.step(6) == ["active", "active_and_save", "active", "active_and_save", "active", "active_and_save"]
-        assert job.capture.files == (str(tmp_path / "rank0-4.json"),)
-    assert [Path(path).name for path in job.trace.paths] == ["rank0-0.json", "rank0-4.json", "rank0-6.json"]
+@pytest.mark.parametrize(
+    ("base", "before", "after", "captured", "files"),
+    [
+        ({"wait": 2, "active": 2, "repeat": 2}, "--as", "-sas-", [5, 5], [2, 5, 6]),
+        ({"active": 8, "repeat": 1}, "aa", "asasas", [4, 5], [0, 4, 6]),
+    ],
+    ids=["goes on beside it", "is saved before it"],
+)
+def test_a_window_of_the_base_schedule(
+    base: dict[str, int], before: str, after: str, captured: list[int], files: list[int], tmp_path: Path
+) -> None:
+    letters = {"skip": "-", "active": "a", "active_and_save": "s"}
+    with Job(tmp_path, base=cyclic_schedule(warmup=0, per="run", **base)) as job:
+        assert "".join(letters[action] for action in job.step(len(before))) == before
+        assert job.profiler.capture(steps=captured[1] - captured[0] + 1)
+        assert "".join(letters[action] for action in job.step(len(after))) == after
+        assert job.capture.files == (str(tmp_path / f"rank0-{captured[0]}.json"),)
+    assert [Path(path).name for path in job.trace.paths] == [f"rank0-{batch}.json" for batch in files]
 
 
 def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.faults.processes import wait_until
 from tracekit import MemoryTraceHandler, Profiler, Timestamp
 from tracekit.errors import ConfigError, HandlerError
 from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, agreement, recorder
@@ -520,26 +521,14 @@ def test_the_attributes_of_xlstm_jaxs_callback_follow_its_traces(jax: FakeJax, t
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         JaxProfilerConfig(**settings)
-
-
-def test_a_wrong_config_and_a_missing_jax_are_refused_at_once(monkeypatch: pytest.MonkeyPatch, jax: FakeJax) -> None:
     with pytest.raises(ConfigError, match="config must be a JaxProfilerConfig"):
-        JaxProfiler({"profile_first_step": 3})  # type: ignore[arg-type]
+        JaxProfiler(settings)  # type: ignore[arg-type]
+
+
+def test_a_missing_jax_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ConfigError, match="JaxProfiler needs jax"):
         JaxProfiler()
-
-
-class Seen(logging.Handler):
-    """Sets an event when a line with some words is logged."""
-
-    def __init__(self, words: str) -> None:
-        super().__init__()
-        self.words, self.event = words, threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.words in record.getMessage():
-            self.event.set()
 
 
 def test_while_jax_writes_a_line_in_the_log_says_so(
@@ -547,14 +536,8 @@ def test_while_jax_writes_a_line_in_the_log_says_so(
 ) -> None:
     """J8: there, minutes without a word look like a hang."""
     monkeypatch.setattr(recorder, "HEARTBEAT_S", 0.01)
-    seen = Seen("JAX has been writing its trace for")
-    logging.getLogger("tracekit").addHandler(seen)
-    try:
-        jax.while_stopping = lambda: seen.event.wait(60)
-        Loop(jax, tmp_path).train(1, 20)
-    finally:
-        logging.getLogger("tracekit").removeHandler(seen)
-    assert seen.event.is_set()
+    jax.while_stopping = lambda: wait_until(lambda: "JAX has been writing its trace for" in caplog.text)
+    Loop(jax, tmp_path).train(1, 20)
     assert len(files(tmp_path)) == 2
 
 
