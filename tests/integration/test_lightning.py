@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, train_loader, trainer, val_loader
+from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, fit, train_loader, trainer, val_loader
 from tests.scripts import run_script
 from tracekit import (
     ConfigError,
@@ -126,7 +126,7 @@ def test_a_run_with_everything_loads_in_perfetto(
         accumulate_grad_batches=2,
         profiler=profiler,
     )
-    one.fit(Net(clock), train_loader(clock), val_loader(clock))
+    fit(one, Net(clock))
     assert "log_metrics" not in vars(one.logger)
     assert profiler is None or profiler.durations()["[Logger]CSVLogger.log_metrics"].count == 6
     path = tmp_path / "rank0.json"
@@ -163,7 +163,7 @@ def test_a_run_with_everything_loads_in_perfetto(
 def test_the_profiler_records_into_whatever_profiler_runs_and_makes_a_table(clock: FakeClock, tmp_path: Path) -> None:
     memory, profiler = MemoryTraceHandler(), TracekitProfiler(tmp_path, "report")
     with Profiler(memory, rank=0):
-        trainer(tmp_path, profiler=profiler).fit(Net(clock), train_loader(clock), val_loader(clock))
+        fit(trainer(tmp_path, profiler=profiler), Net(clock))
     found = names(memory)
     assert (found["run_training_batch"], found["SingleDeviceStrategy.training_step"], found["val_next"]) == (4, 4, 4)
     assert profiler.durations()["run_training_batch"].count == 4
@@ -199,7 +199,7 @@ def test_stats_are_dumped_for_pstats_and_the_summary_can_be_short(
     clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profiler = TracekitProfiler(tmp_path, "report", False, dump_stats=True)
-    trainer(tmp_path, profiler=profiler).fit(Net(clock), train_loader(clock), val_loader(clock))
+    fit(trainer(tmp_path, profiler=profiler), Net(clock))
     assert "p95" not in profiler.summary()
     stats = pstats.Stats(str(tmp_path / "fit-report-run_training_batch.prof"))
     ((place, found),) = stats.stats.items()  # type: ignore[attr-defined]
@@ -258,7 +258,7 @@ def test_a_batch_of_manual_optimization_is_one_of_the_loader(
 
     callback = TracekitCallback(memories)
     sees = Sees(callback)
-    trainer(tmp_path, callback, sees).fit(Manual(clock), train_loader(clock), val_loader(clock))
+    fit(trainer(tmp_path, callback, sees), Manual(clock))
     assert [batch for _, batch, _, _ in sees.batches] == [1, 2, 3, 4]
 
 
@@ -269,7 +269,7 @@ def test_samples_of_all_ranks_are_those_of_this_one_times_their_number(
     sees = Sees(callback)
     one = trainer(tmp_path, callback, sees)
     monkeypatch.setattr(type(one.strategy), "distributed_sampler_kwargs", {"num_replicas": 3}, raising=False)
-    one.fit(Net(clock), train_loader(clock), val_loader(clock))
+    fit(one, Net(clock))
     assert [sample for _, _, sample, _ in sees.batches] == [24, 48, 72, 96]
     assert memories.made[1].recording is not None
     assert memories.made[1].recording.counts == "global"
@@ -279,7 +279,7 @@ def test_a_count_that_fails_is_reported_and_training_goes_on(
     clock: FakeClock, tmp_path: Path, memories: Memories
 ) -> None:
     callback = TracekitCallback(memories, samples=lambda batch: batch["none"])
-    trainer(tmp_path, callback).fit(Net(clock), train_loader(clock), val_loader(clock))
+    fit(trainer(tmp_path, callback), Net(clock))
     stats = memories.made[1].stats
     assert stats is not None
     assert stats.failures == {"TracekitCallback": 4}
@@ -292,7 +292,7 @@ def test_neither_setup_nor_validation_is_part_of_a_batch(clock: FakeClock, tmp_p
 
     callback = TracekitCallback(memories, clock=clock.clock)
     one = trainer(tmp_path, callback, val_check_interval=2, max_epochs=2)
-    one.fit(SlowSetup(clock), train_loader(clock), val_loader(clock))
+    fit(one, SlowSetup(clock))
     durations = [
         (end.wall_clock_time_ns - begin.wall_clock_time_ns) / SECOND
         for begin, end in memories.made[1].slices
@@ -315,13 +315,14 @@ def test_a_checkpoint_carries_the_training_time(
 ) -> None:
     options = {"max_epochs": 2, "accumulate_grad_batches": accumulate}
     with pytest.raises(ArithmeticError):
-        trainer(tmp_path, TracekitCallback(memories), Stops(after, tmp_path / "stopped.ckpt"), **options).fit(
-            Net(clock), train_loader(clock), val_loader(clock)
+        fit(
+            trainer(tmp_path, TracekitCallback(memories), Stops(after, tmp_path / "stopped.ckpt"), **options),
+            Net(clock),
         )
     later = TracekitCallback(memories)
     sees = Sees(later)
     one = trainer(tmp_path, later, sees, **options)
-    one.fit(Net(clock), train_loader(clock), val_loader(clock), ckpt_path=tmp_path / "stopped.ckpt")
+    fit(one, Net(clock), ckpt_path=tmp_path / "stopped.ckpt")
     assert sees.batches[:2] == left
     assert (sees.batches[-1], sees.epochs[-1]) == (last, 2)
 
@@ -332,13 +333,11 @@ def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next(
     """Checkpoints that are saved by a validation at the end of an epoch come before Lightning ends that epoch."""
     saves = ModelCheckpoint(tmp_path / "saved", save_on_train_epoch_end=False)
     callback = TracekitCallback(memories)
-    trainer(tmp_path, callback, saves, enable_checkpointing=True).fit(
-        Net(clock), train_loader(clock), val_loader(clock)
-    )
+    fit(trainer(tmp_path, callback, saves, enable_checkpointing=True), Net(clock))
     later = TracekitCallback(memories)
     sees = Sees(later)
     one = trainer(tmp_path, later, sees, max_epochs=2)
-    one.fit(Net(clock), train_loader(clock), val_loader(clock), ckpt_path=saves.best_model_path)
+    fit(one, Net(clock), ckpt_path=saves.best_model_path)
     assert sees.batches == [(1, 5, 40, 0), (1, 6, 48, 0), (1, 7, 56, 0), (1, 8, 64, 0)]
     assert sees.epochs[-1] == 2
 
@@ -352,7 +351,7 @@ def test_a_state_that_is_no_training_time_is_told_of_and_left(
 
     callback = TracekitCallback(memories)
     sees = Sees(callback)
-    trainer(tmp_path, callback, sees).fit(Loads(clock), train_loader(clock), val_loader(clock))
+    fit(trainer(tmp_path, callback, sees), Loads(clock))
     assert sees.batches[0] == (0, 1, 8, 0)
     assert "training time begins anew" in caplog.text
 
@@ -361,9 +360,9 @@ def test_every_run_of_a_trainer_has_a_trace_of_its_own(clock: FakeClock, tmp_pat
     callback = TracekitCallback(tmp_path / "{run_id}" / "rank{rank}.json", timestamp=Timestamp(epoch=5, batch=50))
     sees = Sees(callback)
     one, net = trainer(tmp_path, callback, sees), Net(clock)
-    one.fit(net, train_loader(clock), val_loader(clock))
+    fit(one, net)
     one.fit_loop.max_epochs = 2
-    one.fit(net, train_loader(clock), val_loader(clock))
+    fit(one, net)
     assert sees.batches[3:5] == [(5, 54, 32, 0), (6, 55, 40, 0)], "the second run goes on with the same training"
     one.validate(net, val_loader(clock), verbose=False)
     one.test(net, val_loader(clock), verbose=False)
@@ -386,7 +385,7 @@ def test_a_schedule_and_torch_profiler_go_by_the_steps(clock: FakeClock, tmp_pat
         sources=[TorchProfiler(str(tmp_path / "torch-rank{rank}-{batch}.json.gz"), activities=["cpu"])],
     )
     one, net = trainer(tmp_path, callback, max_epochs=2), Net(clock)
-    one.fit(net, train_loader(clock), val_loader(clock))
+    fit(one, net)
     one.test(net, val_loader(clock, 4), verbose=False)
     events = json.loads((tmp_path / "rank0.json").read_text("utf-8"))
     batches = [
@@ -400,7 +399,7 @@ def test_a_schedule_and_torch_profiler_go_by_the_steps(clock: FakeClock, tmp_pat
 def test_a_profiler_of_the_users_own_is_stepped_and_left_running(clock: FakeClock, tmp_path: Path) -> None:
     memory = MemoryTraceHandler()
     with Profiler(memory, rank=0) as profiler:
-        trainer(tmp_path, TracekitCallback()).fit(Net(clock), train_loader(clock), val_loader(clock))
+        fit(trainer(tmp_path, TracekitCallback()), Net(clock))
         assert profiler.started
         assert (int(profiler.timestamp.batch), int(profiler.timestamp.epoch)) == (4, 1)
         trainer(tmp_path, TracekitCallback()).test(Net(clock), val_loader(clock), verbose=False)
@@ -415,7 +414,7 @@ def test_hooks_and_workers_may_be_left_alone(clock: FakeClock, tmp_path: Path, m
             assert "process_dataloader" not in vars(self.trainer.strategy)
 
     one = trainer(tmp_path, TracekitCallback(memories, hooks=False, workers=False))
-    one.fit(Looks(clock), train_loader(clock), val_loader(clock))
+    fit(one, Looks(clock))
     assert names(memories.made[1]) == {"batch": 4}
 
 
@@ -436,7 +435,7 @@ def test_a_run_that_fails_is_recorded_until_then(clock: FakeClock, tmp_path: Pat
     one = trainer(tmp_path, callback, TimeProfiler(clock=clock.clock))
     for _ in range(2):
         with pytest.raises(ArithmeticError):
-            one.fit(Fails(clock), train_loader(clock), val_loader(clock))
+            fit(one, Fails(clock))
     assert [str(error) for error in ended_by] == ["not a number"] * 2
     with engine.load(tmp_path / "0.json") as trace:
         assert trace.errors() == []
@@ -458,7 +457,7 @@ def test_a_later_run_that_cannot_be_recorded_is_no_failure(
     clock: FakeClock, tmp_path: Path, memories: Memories, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, net = trainer(tmp_path, TracekitCallback(memories, on_demand(tmp_path / "control"))), Net(clock)
-    one.fit(net, train_loader(clock), val_loader(clock))
+    fit(one, net)
     one.test(net, val_loader(clock), verbose=False)
     assert "trainer.test is not recorded: on_demand" in caplog.text
 
@@ -477,9 +476,7 @@ def test_wrong_arguments_raise_where_they_are_given(clock: FakeClock, tmp_path: 
             wrong()
     (tmp_path / "rank0.json").write_text("[]")
     with pytest.raises(ConfigError, match="exists"):
-        trainer(tmp_path, TracekitCallback(tmp_path / "rank{rank}.json")).fit(
-            Net(clock), train_loader(clock), val_loader(clock)
-        )
+        fit(trainer(tmp_path, TracekitCallback(tmp_path / "rank{rank}.json")), Net(clock))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -578,5 +575,5 @@ def test_a_device_is_waited_for_where_that_is_asked_for_and_can_be(
     assert device_waits(torch.device("meta")) is None
     monkeypatch.setattr(torch.cpu, "synchronize", lambda device: clock.advance(10 * SECOND))
     timed = TimeProfiler("optimizer step", synchronize=True, clock=clock.clock)
-    trainer(tmp_path, timed).fit(Net(clock), train_loader(clock), val_loader(clock))
+    fit(trainer(tmp_path, timed), Net(clock))
     assert timed.values["optimizer step"] == 10.5

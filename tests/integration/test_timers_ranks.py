@@ -7,11 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.faults.object_store import free_port
 from tracekit.statistics import DurationStatistics
 from tracekit.timers import read_timers
 
@@ -137,68 +135,6 @@ def test_ranks_that_do_not_come_are_named_and_nothing_hangs(run: tuple[Path, str
     assert error.count("rank 1 did not report within 0.2 s") == 1
     assert error.count("timer 'off on 1' has level 2 and is off on rank 1") == 1
     assert "timed out" not in error, "torch's own waiting, which cannot be interrupted, is not used"
-
-
-WITHOUT_TORCHRUN = """
-import sys, time
-import torch.distributed as dist
-from tracekit import Timers
-
-rank, methods = int(sys.argv[1]), sys.argv[2:]
-timers = Timers(2, "all", timeout=60)
-for number, method in enumerate(methods):
-    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
-    timers("x").set_elapsed(number + rank)
-    if rank == 0:
-        print("reports", flush=True)
-    else:
-        sys.stdin.readline()
-        print(time.monotonic_ns(), flush=True)
-    timers.log()
-    if rank == 0:
-        print(time.monotonic_ns(), flush=True)
-    if number + 1 < len(methods):
-        dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_the_last_report_is_not_lost_when_rank_0_keeps_the_store(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    (tmp_path / "script.py").write_text(WITHOUT_TORCHRUN)
-    methods = [f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"]
-    options: dict[str, Any] = {"cwd": tmp_path, "env": ENVIRONMENT, "text": True}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "script.py", str(rank), *methods],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **options,
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for _ in methods:  # rank 1 reports when rank 0 is at it
-            assert ranks[0].stdout is not None
-            assert ranks[1].stdin is not None
-            while ranks[0].stdout.readline() not in {"reports\n", ""}:
-                pass
-            ranks[1].stdin.write("\n")
-            ranks[1].stdin.flush()
-        left_at, error_of_0 = ranks[0].communicate(timeout=240)
-        out, error = ranks[1].communicate(timeout=240)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], error + error_of_0
-    times = [line for line in out.splitlines() if line.isdigit()]
-    assert [line for line in out.splitlines() if not line.isdigit()] == [
-        *["times across ranks (ms):", "  x:", "     rank  1: 1000.00"],
-        *["times across ranks (ms):", "  x:", "     rank  0: 1000.00", "     rank  1: 2000.00"],
-    ]
-    assert int(left_at) > int(times[-1]), "rank 0 has waited until rank 1 had read"
-    assert "tracekit" not in error + error_of_0
 
 
 COMPILED = """
