@@ -172,13 +172,6 @@ def test_a_damaged_status_is_passed_over(folder: ControlFolder, damage: bytes) -
     assert folder.statuses() == {3: STATUS}
 
 
-def test_a_folder_that_was_cleared_up_is_made_again(folder: ControlFolder) -> None:
-    (folder.path / "ranks").rmdir()
-    folder.path.rmdir()
-    folder.write_status(STATUS)
-    assert folder.has_status(3)
-
-
 def test_nothing_half_written_is_left(folder: ControlFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")

@@ -167,9 +167,7 @@ def test_run_event_gets_every_event_and_super_works_through_the_subclasses() -> 
 
     with tracekit.Profiler(Derived(), rank=0) as profiler:
         profiler.step()
-    assert calls == [
-        *("init", "fit_start", "epoch_start", "batch_start", "batch_end", "derived", "base", "fit_end"),
-    ]
+    assert calls == [*("init", "fit_start", "epoch_start", "batch_start", "batch_end", "derived", "base", "fit_end")]
 
 
 def test_what_a_handler_calls_its_own_methods_and_attributes_does_not_matter() -> None:
@@ -205,9 +203,7 @@ def test_a_profiler_takes_what_has_composers_methods_whatever_its_class_and_noth
     handler = Foreign()
     with Profiler(always, handler, **QUIET) as profiler:
         profiler.marker("m").instant()
-    assert handler.seen == [
-        *("init", "fit_start", "epoch_start", "batch_start", "m", "fit_end", "close", "post_close"),
-    ]
+    assert handler.seen == [*("init", "fit_start", "epoch_start", "batch_start", "m", "fit_end", "close", "post_close")]
     with pytest.raises(ConfigError, match="trace_handlers must be a TraceHandler"):
         Profiler(always, [handler, 5], **QUIET)
 

@@ -68,17 +68,14 @@ def test_nothing_of_the_host_is_left_and_ranks_of_one_run_can_still_be_told_to_s
         (f"prterun-{HOST}-4711@1", False),
     ],
 )
-def test_a_run_id_that_nobody_chose_is_kept_where_it_tells_nothing(run_id: str, kept: bool) -> None:
-    found = privacy.anonymous(dataclasses.replace(process(), run_id=run_id), environ={}).run_id
+def test_a_run_id_is_kept_where_it_tells_nothing_or_was_chosen(run_id: str, kept: bool) -> None:
+    own = dataclasses.replace(process(), run_id=run_id)
+    found = privacy.anonymous(own, environ={}).run_id
     assert (found == run_id) == kept
     assert kept or (found.startswith("run-") and "gpu" not in found and "10.1" not in found)
-
-
-def test_a_run_id_that_was_chosen_is_kept() -> None:
-    chosen = dataclasses.replace(process(), run_id="my experiment")
-    assert privacy.anonymous(chosen, "my experiment", {}).run_id == "my experiment"
-    assert privacy.anonymous(chosen, None, {"TRACEKIT_RUN_ID": "my experiment"}).run_id == "my experiment"
-    assert privacy.anonymous(chosen, None, {"TORCHELASTIC_RUN_ID": "my experiment"}).run_id == "my experiment"
+    assert privacy.anonymous(own, run_id, {}).run_id == run_id
+    for variable in ("TRACEKIT_RUN_ID", "TORCHELASTIC_RUN_ID"):
+        assert privacy.anonymous(own, None, {variable: run_id}).run_id == run_id
 
 
 @pytest.mark.parametrize("host", ["h", HOST])
