@@ -199,7 +199,7 @@ def test_the_steps_of_manual_optimization_are_those_of_the_optimizers(clock: Fak
 
 def test_evaluation_by_itself_has_its_values(clock: FakeClock, tmp_path: Path) -> None:
     class Mine(TimeProfiler):
-        """Has a prefix of its own."""
+        """Its name is the prefix of its values."""
 
     timed = Mine(clock=clock.clock)
     one, net = trainer(tmp_path, timed), Net(clock)

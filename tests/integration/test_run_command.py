@@ -631,17 +631,19 @@ def test_the_variable_does_the_same_without_the_command(tmp_path: Path) -> None:
     assert "Next: tracekit open traces/run/merged-0.json.gz" in done.stderr
     assert slices(tmp_path / "on" / "traces" / "run" / "merged-0.json.gz")["batch"] == 3
 
+
+@pytest.mark.slow
+def test_without_the_variable_or_with_a_wrong_file_nothing_is_recorded_and_a_right_one_has_options(
+    tmp_path: Path,
+) -> None:
+    code = with_hook(tmp_path)
+    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
+    assert list((tmp_path / "off").iterdir()) == []
+
     (tmp_path / "tracekit.toml").write_text("folder = 'traces/{rank}'\n")
     done = execute(tmp_path / "wrong", PYTHON, "-c", code, TRACEKIT_AUTO="1")
     assert (done.returncode, list((tmp_path / "wrong").iterdir())) == (0, [])
     assert "tracekit: this process is not recorded: folder traces/{rank}: {run_id} is the only field" in done.stderr
-
-
-@pytest.mark.slow
-def test_without_the_variable_nothing_is_recorded_and_with_it_a_file_has_options(tmp_path: Path) -> None:
-    code = with_hook(tmp_path)
-    assert execute(tmp_path / "off", PYTHON, "-c", code).returncode == 0
-    assert list((tmp_path / "off").iterdir()) == []
     (tmp_path / "tracekit.toml").write_text('folder = "of_file/{run_id}"\nrecord_batches = false\nsteps = "1:2"\n')
     variables = {"TRACEKIT_AUTO": "1", "TRACEKIT_RUN_ID": "run", "TRACEKIT_STEPS": "0:1", "TRACEKIT_MERGE": "0"}
     done = execute(tmp_path / "file", PYTHON, "-c", code, **variables)

@@ -39,7 +39,7 @@ def assert_named(report: StragglerReport, run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One recording of two runs with a slow rank, one of them with clocks apart besides."""
+    """A recording of two runs with a slow rank; in the second one the clocks are apart."""
     folder = tmp_path_factory.mktemp("gloo")
     record(folder, [SLOW, APART])
     return folder

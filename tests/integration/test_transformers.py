@@ -82,7 +82,7 @@ def test_a_resumed_run_goes_on_from_the_training_time_in_the_checkpoint(runs: tu
     assert all(seen[name]["first batch"] == 4 for name in ("resumed", "resumed global", "resumed without"))
     assert seen["resumed"]["timestamp"] == seen["rank"]["timestamp"]
     assert (seen["resumed"]["slices"]["forward"], seen["resumed"]["slices"]["batch"]) == (3, 2)
-    # What counts otherwise than the checkpoint computes from the size of the batches.
+    # Where the checkpoint counts otherwise, the numbers come from the size of the batches.
     for name in ("resumed global", "resumed without"):
         assert {"epoch": 2, "batch": 6, "token": 240}.items() <= seen[name]["timestamp"].items()
     assert seen["resumed global"]["timestamp"]["sample"] == 40  # from the checkpoint

@@ -30,7 +30,7 @@ def act(marks: ReportMarks, total: int, actions: list[tuple[str, int, bool]]) ->
 
 @given(st.lists(actions, max_size=5))
 def test_a_report_that_always_resets_shows_everything_exactly_once(between: list[list[tuple[str, int, bool]]]) -> None:
-    """Whatever the others do, with or without a reset."""
+    """The other reports, with or without a reset, take nothing from it."""
     marks, total, shown = ReportMarks(), 0, 0
     for found in between:
         total = act(marks, total, [action for action in found if action[0] != "log"])

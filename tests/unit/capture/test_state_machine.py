@@ -22,7 +22,7 @@ class Played:
         self.previous = ProfilerAction.SKIP
 
     def run(self, *batches: int, base: ProfilerAction = ProfilerAction.SKIP) -> str:
-        """Ask about some batches; return a letter for each answer: "-" skips, w warms up, a is active, s saves as well."""
+        """Ask about some batches; return a letter for each answer: "-" skips, w warms up, a is active, s is active and saves."""
         answers = []
         for batch in batches:
             self.previous = self.window.action(batch, (1000 + batch) * SECOND, batch * SECOND, base, self.previous)
