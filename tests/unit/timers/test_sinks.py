@@ -62,11 +62,10 @@ def test_csv_files_are_continued_and_other_tables_left_alone(tmp_path: Path) -> 
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    sink = JSONLinesSink(tmp_path / "timers.jsonl")
-    sink.write(TWO, 5)
-    sink.write(TimerTable({0: {}}), 6)
-    sink.write(ONE, 7)
-    lines = [json.loads(line) for line in (tmp_path / "timers.jsonl").read_text().splitlines()]
+    path = tmp_path / "timers.jsonl"
+    for table, step in ((TWO, 5), (TimerTable({0: {}}), 6), (ONE, 7)):
+        JSONLinesSink(path).write(table, step)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["step"], line["rank"], line["mean_s"]) for line in lines] == [
         (5, "all", 0.004), (5, 0, 0.002), (5, 1, 0.008), (7, "all", 0.002),
     ]  # fmt: skip
