@@ -13,10 +13,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from random import Random
-from statistics import median
 from typing import TYPE_CHECKING, Any
-
-from tracekit import summarize_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,31 +147,6 @@ def record(folder: Path, runs: list[Run]) -> None:
     ]
     errors = [process.communicate(timeout=800)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * RANKS, errors
-
-
-def skew_clocks(folder: Path, seed: int) -> None:
-    """Move the clock of each rank of a run by up to 20 seconds."""
-    random = Random(seed)
-    for path in sorted(folder.glob("rank*.json")):
-        events: list[dict[str, Any]] = json.loads(path.read_text())
-        by_us = random.randrange(-20_000_000, 20_000_000)
-        for event in events:
-            if "ts" in event:
-                event["ts"] += by_us
-        path.write_text(json.dumps(events))
-
-
-def stage_times(folder: Path) -> list[list[dict[str, int]]]:
-    """Return what each stage took in a recorded run that is not nested, in ns, by rank and step.
-
-    At most three times its median: beyond that it is what other programs of a busy machine have added.
-    """
-    found = []
-    for rank in summarize_traces([str(folder)]).ranks:
-        columns = rank.step_by_step.stages_ns
-        most = {name: 3 * round(median(column)) for name, column in columns.items()}
-        found.append([{name: min(columns[name][step], most[name]) for name in columns} for step in range(STEPS)])
-    return found
 
 
 def write_variation(recorded: list[list[dict[str, int]]], run: Run, folder: Path) -> None:

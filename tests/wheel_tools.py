@@ -25,17 +25,6 @@ def wheel_tools() -> Path:
     with only_one_at_a_time():
         if not folder.is_dir():
             with folder_that_appears_whole(folder) as unfinished:
-                call(
-                    [
-                        sys.executable,
-                        "-m",
-                        "pip",
-                        "install",
-                        "--quiet",
-                        "--no-compile",
-                        "--target",
-                        str(unfinished),
-                        *group,
-                    ]
-                )
+                options = ["--quiet", "--no-compile", "--target", str(unfinished)]
+                call([sys.executable, "-m", "pip", "install", *options, *group])
     return folder

@@ -63,51 +63,40 @@ def test_the_trace_opens_with_the_workers_of_the_data_loader(runs: tuple[Path, A
         assert trace.scalar("select count(*) from slice where name = 'read'") == 44 + 44
 
 
-def test_what_was_read_for_a_step_that_came_later_is_counted_with_it_and_a_broken_epoch_is_none(
-    runs: tuple[Path, Any],
+@pytest.mark.parametrize(
+    ("name", "time", "batches"),
+    [
+        # 5 batches of 4: a step after 2, one after 4 in the next pass; the fifth waits for a step.
+        ("broken off", [0, 2, 16, 64, 2], 2),
+        ("resumed", [2, 6, 44, 176, 0], 3),
+        ("resumed within", [2, 6, 44, 176, 0], 5),  # what is left of an epoch after batches that were skipped
+    ],
+)
+def test_the_training_time_of_an_epoch_that_is_broken_off_or_resumed(
+    runs: tuple[Path, Any], name: str, time: list[int], batches: int
 ) -> None:
-    seen = runs[1]["broken off"]
-    # 5 batches of 4: a step after 2, one after 4 in the next pass; the fifth waits for a step.
-    assert seen["time"] == [0, 2, 16, 64, 2]
-    assert seen["slices"]["batch"] == seen["slices"]["optimizer"] == 2
-
-
-def test_the_training_time_is_in_accelerates_checkpoints(runs: tuple[Path, Any]) -> None:
-    seen = runs[1]["resumed"]
-    assert seen["saved"] == seen["slices"]["load checkpoint"] == 1
-    assert seen["first batch"] == 3
-    assert seen["time"] == [2, 6, 44, 176, 0]
-
-
-def test_what_is_left_of_an_epoch_after_the_batches_that_were_skipped_is_recorded(runs: tuple[Path, Any]) -> None:
-    seen = runs[1]["resumed within"]
-    assert seen["time"] == [2, 6, 44, 176, 0]
-    assert seen["slices"]["batch"] == seen["slices"]["optimizer"] == 5
-
-
-def test_what_is_prepared_at_the_address_of_something_freed_is_recorded(runs: tuple[Path, Any]) -> None:
-    assert runs[1]["prepared again"] == {"not recorded": 0, "an address came twice": True}
+    seen = runs[1][name]
+    assert seen["time"] == time
+    assert seen["slices"]["batch"] == seen["slices"]["optimizer"] == batches
+    if name == "resumed":
+        assert seen["saved"] == seen["slices"]["load checkpoint"] == 1
+        assert seen["first batch"] == 3
 
 
 def test_of_loaders_that_are_read_side_by_side_one_has_the_steps_and_the_epochs(runs: tuple[Path, Any]) -> None:
-    seen = runs[1]["side by side"]
-    assert seen["zip"] == [1, 2, 22, 88, 0]
-    assert seen["within"] == [1, 6, 22, 88, 0]
-    assert seen["held"] == [
-        1,
-        6,
-        11 + 22,
-        (11 + 22) * 4,
-        0,
-    ]  # the batch of 11 was read for the first step, as far as is known
+    assert runs[1]["side by side"] == {
+        "zip": [1, 2, 22, 88, 0],
+        "within": [1, 6, 22, 88, 0],
+        # The batch of 11 was read for the first step, as far as is known.
+        "held": [1, 6, 11 + 22, (11 + 22) * 4, 0],
+    }
 
 
-def test_a_copy_of_what_is_recorded_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
-    assert runs[1]["copied"] == {"forward": 1, "own methods": True, "needs tracekit": False}
-
-
-def test_an_exception_in_the_loop_leaves_no_slice_open(runs: tuple[Path, Any]) -> None:
-    assert runs[1]["failing"] == [0, {}]
+def test_copies_freed_models_and_exceptions_do_no_harm(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]
+    assert seen["copied"] == {"forward": 1, "own methods": True, "needs tracekit": False}
+    assert seen["prepared again"] == {"not recorded": 0, "an address came twice": True}
+    assert seen["failing"] == [0, {}], "no slice is left open"
 
 
 @pytest.fixture(scope="module")

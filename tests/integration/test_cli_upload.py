@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit import StorageError
 from tracekit.cli import main
 from tracekit.outbox import finish
 from tracekit.outbox.spool import Spool
@@ -86,13 +87,10 @@ def test_without_a_name_every_spool_of_this_user_is_uploaded(
 def test_what_cannot_be_uploaded_is_named_and_stays(
     root: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tracekit import StorageError
-
     folder = leave(root, 0)
     tried = []
 
     def put(local: str, url: str, **options: Any) -> None:
-        del local, options
         tried.append(url)
         raise StorageError(f"{url}: cannot be written: no route")
 
@@ -101,10 +99,8 @@ def test_what_cannot_be_uploaded_is_named_and_stays(
         assert main(["upload", "--tries", "2", str(folder)]) == 1
     assert len(tried) == 6
     out = capsys.readouterr().out
-    assert (
-        "000000-rank0-part0.json: not uploaded: memory://bucket/run/rank0-part0.json: cannot be written: no route"
-        in out
-    )
+    url = "memory://bucket/run/rank0-part0.json"
+    assert f"000000-rank0-part0.json: not uploaded: {url}: cannot be written: no route" in out
     assert "0 uploaded (0 bytes), 2 left" in out
     assert main(["upload", str(folder)]) == 0
     assert len(memory.find("/bucket/run")) == 3

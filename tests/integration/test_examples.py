@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scripts import run_script
 from tracekit import merge_traces, validate_trace
 
 if TYPE_CHECKING:
     from tests.perfetto import Browser, Engine
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 # Both ranks on one machine of two cores: without this, each rank's thread pool takes all of them.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -48,9 +51,47 @@ def test_the_custom_handler_prints_its_table(tmp_path: Path) -> None:
     assert rows == {"dataloader": 4, "forward": 3, "step": 3}
 
 
-def test_the_custom_handler_is_short() -> None:
-    source = (EXAMPLES / "custom_handler.py").read_text("utf-8")
-    assert len(source.splitlines()) < 40
+def test_the_timers_report_and_their_trace_opens(tmp_path: Path, engine: Engine) -> None:
+    lines = run([sys.executable, str(EXAMPLES / "timers.py")], tmp_path).splitlines()
+    assert lines[0] == "(min, max) time across ranks (ms / 10):"
+    assert [line.split()[0] for line in lines[1:3]] == ["forward-backward", "optimizer"]
+    assert [line.split()[:2] for line in lines[4:]] == [["forward-backward", "10"], ["optimizer", "10"]]
+    with (tmp_path / "timers.csv").open(newline="") as file:
+        rows = [(row["step"], row["timer"], row["count"]) for row in csv.DictReader(file)]
+    assert rows[:3] == [("1", "forward-backward", "1"), ("1", "optimizer", "1"), ("2", "forward-backward", "1")]
+    assert len(rows) == 20
+    (trace,) = (tmp_path / "traces").glob("*/rank0.json")
+    with engine.load(trace) as loaded:
+        assert loaded.errors() == []
+        counts = dict(loaded.rows("select name, count(*) from slice where category = 'timer' group by name"))
+    assert counts == {"forward-backward": 10, "optimizer": 10}
+
+
+@pytest.mark.slow
+def test_a_loop_in_torchtitans_form_is_one_timeline_with_torchs_traces(tmp_path: Path, engine: Engine) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    run_script(tmp_path, *TORCHRUN, EXAMPLES / "torchtitan_loop.py", TRACEKIT_RUN_ID="example")
+    report = merge_traces(str(tmp_path / "merged.json"), [str(tmp_path / "traces" / "example")])
+    assert report.complete
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        counts = dict(trace.rows("select name, count(*) from slice group by name"))
+    # Of 6 steps the schedule records 3 on each of 2 ranks, and torch.profiler 2 of these.
+    expected = {"batch": 6, "dataloader": 12, "forward backward": 12, "optimizer": 6}
+    assert expected.items() <= counts.items()
+    assert sum(count for name, count in counts.items() if name.startswith("ProfilerStep#")) == 4
+    assert counts["c10d::_reduce_scatter_base_"] == 8  # that the ranks are really sharded
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("accelerate_loop.py", "composer_trainer.py", "jax_loop.py", "lightning_trainer.py", "plain_loop.py"),
+        *("timers.py", "torchtitan_loop.py", "transformers_trainer.py"),
+    ],
+)
+def test_the_examples_are_short(name: str) -> None:
+    assert len((EXAMPLES / name).read_text("utf-8").splitlines()) <= 30
 
 
 @pytest.mark.slow
@@ -87,17 +128,9 @@ def test_the_run_that_is_captured_records_the_batches_that_were_asked_for(tmp_pa
 def test_the_package_adds_its_handler_and_source_to_a_run_by_name(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     source = shutil.copytree(EXAMPLES / "extension_package", tmp_path / "source")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-qq",
-        "--no-deps",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-    ]
-    run([*pip, "--target", str(tmp_path / "site"), str(source)], tmp_path)
+    options = ["-qq", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path / "site"), str(source)]
+    run(pip, tmp_path)
     train = [sys.executable, str(EXAMPLES.parent / "tests" / "auto_scripts" / "plain_loop.py")]
     by_name = ["--handler", "step_table", "--source", "load"]
     command = [sys.executable, "-m", "tracekit", "run", "--no-merge", *by_name, "--", *train]
@@ -116,16 +149,17 @@ def ddp_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that a real 2-rank run has written its traces to."""
     pytest.importorskip("torch", reason="torch is not installed")
     folder = tmp_path_factory.mktemp("ddp")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run([*torchrun, str(EXAMPLES / "ddp_gloo.py")], folder, TRACEKIT_RUN_ID="example")
+    run([sys.executable, *TORCHRUN, str(EXAMPLES / "ddp_gloo.py")], folder, TRACEKIT_RUN_ID="example")
     return folder / "traces" / "example"
 
 
 @pytest.fixture(scope="module")
 def merged(ddp_run: Path) -> Path:
+    """Its merged trace, made by hand; the run leaves the same."""
     output = ddp_run.parent / "merged.json.gz"
     report = merge_traces(str(output), [str(ddp_run)])
     assert len(report.inputs) == 10
+    assert (ddp_run / "merged.json.gz").read_bytes() == output.read_bytes()
     return output
 
 
@@ -142,10 +176,6 @@ def test_a_two_rank_run_leaves_one_rank_trace_each_and_one_torch_trace_a_window(
         assert recorded == [1, 2, 3, 4, 6, 7, 8, 9, 15, 16, 17, 18, 20, 21, 22, 23], "warm-up and active batches"
         companions = [event["args"]["file"] for event in events if event["name"] == "tracekit_companion"]
         assert companions == [f"torch-rank{rank}-{batch}.json.gz" for batch in (2, 7, 16, 21)]
-
-
-def test_the_run_leaves_the_merged_trace_that_a_merge_by_hand_makes(ddp_run: Path, merged: Path) -> None:
-    assert (ddp_run / "merged.json.gz").read_bytes() == merged.read_bytes()
 
 
 def test_the_merged_run_is_valid_and_loads_without_errors(merged: Path, engine: Engine) -> None:

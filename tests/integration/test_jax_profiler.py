@@ -293,7 +293,6 @@ def test_processes_of_one_machine_record_the_same_steps_into_one_folder(tmp_path
 
 def test_the_example_merges_and_opens(tmp_path: Path, engine: Engine) -> None:
     source = ROOT / "examples" / "jax_loop.py"
-    assert len(source.read_text("utf-8").splitlines()) <= 30
     command = [sys.executable, str(source)]
     done = subprocess.run(
         command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False

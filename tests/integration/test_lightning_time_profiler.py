@@ -83,33 +83,30 @@ def test_all_values_come_to_the_logger(clock: FakeClock, tmp_path: Path) -> None
     assert "train batch" in timed.summary()
 
 
-class Takes(Callback):
-    """Takes a second after every batch."""
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        pl_module.clock.advance(SECOND)
-
-
-class TakesEverywhere(Net):
-    def transfer_batch_to_device(self, *args: Any) -> Any:
-        self.clock.advance(SECOND // 4)
-        return super().transfer_batch_to_device(*args)
-
-    def on_save_checkpoint(self, checkpoint: Any) -> None:
-        self.clock.advance(3 * SECOND)
-
-
 def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path) -> None:
     class SlowLogger(CSVLogger):
         def log_metrics(self, *args: Any, **kwargs: Any) -> None:
             clock.advance(2 * SECOND)
             super().log_metrics(*args, **kwargs)
 
+    class Takes(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            clock.advance(SECOND)
+
+    class TakesEverywhere(Net):
+        def transfer_batch_to_device(self, *args: Any) -> Any:
+            self.clock.advance(SECOND // 4)
+            return super().transfer_batch_to_device(*args)
+
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            self.clock.advance(3 * SECOND)
+
     timed = TimeProfiler(details=True, clock=clock.clock)
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=2)
     one = trainer(tmp_path, timed, Takes(), checkpoint, logger=SlowLogger(tmp_path), enable_checkpointing=True)
     one.fit(TakesEverywhere(clock), train_loader(clock), val_loader(clock))
-    parts = {part: timed.values[f"train downtime {part}"] for part in PARTS}
+    values = timed.values
+    parts = {part: values[f"train downtime {part}"] for part in PARTS}
     assert parts == {
         "data loading": 4 * 0.5,
         "transfer": 4 * 0.25,
@@ -118,8 +115,10 @@ def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path) -> No
         "checkpointing": 2 * 3,
         "other": 0,
     }
-    assert timed.values["train downtime per step"] == sum(parts.values()) / 4
-    assert timed.values["val downtime transfer"] == 2 * 0.25
+    assert values["train downtime per step"] == sum(parts.values()) / 4
+    assert values["total train downtime"] == sum(parts.values())
+    assert values["train epoch"] == sum(parts.values()) + 4 * values["train batch"]
+    assert values["val downtime transfer"] == 2 * 0.25
 
 
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_goes_on_with_its_times(
@@ -147,7 +146,7 @@ def test_a_run_whose_checkpoint_knows_no_times_begins_with_those_that_it_sees(cl
     assert (timed.values["train epoch"], timed.values["train batch"]) == (4.0, 3.5)
 
 
-def test_an_epoch_without_batches_is_no_error(clock: FakeClock, tmp_path: Path) -> None:
+def test_neither_an_epoch_without_batches_nor_none_at_all_is_an_error(clock: FakeClock, tmp_path: Path) -> None:
     class SkipsEpochs(Net):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
             return -1
@@ -157,30 +156,21 @@ def test_an_epoch_without_batches_is_no_error(clock: FakeClock, tmp_path: Path) 
     assert timed.values["train epoch"] == timed.values["total train downtime"] == 0.5
     assert not {"train batch", "avg train downtime", "backward", "optimizer step"} & timed.values.keys()
     assert all(value >= 0 for value in timed.values.values())
-
-
-def test_no_batches_at_all_are_no_error(clock: FakeClock, tmp_path: Path) -> None:
     timed = TimeProfiler(clock=clock.clock)
     fit(tmp_path, timed, clock, limit_train_batches=0)
-    assert timed.values == {}
-    assert timed.summary() == ""
-
-
-class SlowLBFGS(torch.optim.LBFGS):
-    def __init__(self, parameters: Any, clock: FakeClock) -> None:
-        super().__init__(parameters, lr=0.01, max_iter=4)
-        self.clock = clock
-
-    def step(self, closure: Any) -> Any:
-        loss = super().step(closure)
-        self.clock.advance(SECOND // 2)
-        return loss
+    assert (timed.values, timed.summary()) == ({}, "")
 
 
 def test_an_optimizer_that_asks_for_the_loss_again_is_not_charged_for_it(clock: FakeClock, tmp_path: Path) -> None:
+    class SlowLBFGS(torch.optim.LBFGS):
+        def step(self, closure: Any) -> Any:
+            loss = super().step(closure)
+            clock.advance(SECOND // 2)
+            return loss
+
     class WithLBFGS(Net):
         def configure_optimizers(self) -> Any:
-            return SlowLBFGS(self.parameters(), self.clock)
+            return SlowLBFGS(self.parameters(), lr=0.01, max_iter=4)
 
     timed = TimeProfiler(True, clock=clock.clock)
     fit(tmp_path, timed, clock, batches=1, net=WithLBFGS)
@@ -208,31 +198,20 @@ def test_the_steps_of_manual_optimization_are_those_of_the_optimizers(clock: Fak
 
 
 def test_evaluation_by_itself_has_its_values(clock: FakeClock, tmp_path: Path) -> None:
-    timed = TimeProfiler(clock=clock.clock)
+    class Mine(TimeProfiler):
+        """Its name is the prefix of its values."""
+
+    timed = Mine(clock=clock.clock)
     one, net = trainer(tmp_path, timed), Net(clock)
     (validated,) = one.validate(net, val_loader(clock), verbose=False)
-    assert validated == pytest.approx(
-        {
-            "TimeProfiler/validation batch": 1.0,
-            "TimeProfiler/validation epoch": 2.2,
-            "TimeProfiler/avg val downtime": 0.0125,
-        }
-    )
     (tested,) = one.test(net, val_loader(clock), verbose=False)
-    assert tested == pytest.approx(
-        {"TimeProfiler/test batch": 1.0, "TimeProfiler/test epoch": 2.2, "TimeProfiler/avg test downtime": 0.0125}
-    )
+    for found, stage, short in ((validated, "validation", "val"), (tested, "test", "test")):
+        values = {f"{stage} batch": 1.0, f"{stage} epoch": 2.2, f"avg {short} downtime": 0.0125}
+        assert found == pytest.approx({f"Mine/{key}": value for key, value in values.items()})
     one.predict(net, val_loader(clock))
     assert timed.values["predict batch"] == 1.0
     lines = [line.split(":")[0] for line in timed.summary().splitlines()[-3:]]
     assert lines == ["validation", "test", "predict"]
-
-
-def test_a_subclass_has_a_prefix_of_its_own(clock: FakeClock, tmp_path: Path) -> None:
-    class Mine(TimeProfiler):
-        pass
-
-    assert "Mine/train epoch" in fit(tmp_path, Mine(clock=clock.clock), clock).callback_metrics
 
 
 def test_the_trainer_is_left_as_it_was_also_after_a_failure(clock: FakeClock, tmp_path: Path) -> None:

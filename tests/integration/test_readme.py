@@ -65,15 +65,15 @@ def serves(command: list[str], folder: Path) -> None:
     assert server.returncode == 0
 
 
-def test_the_readme_fits_two_screens() -> None:
+def test_the_readme_fits_two_screens_and_every_command_is_tested_here_or_in_ci() -> None:
     assert len(README.splitlines()) <= 100
-
-
-def test_every_command_is_one_that_is_tested_here() -> None:
     assert {" ".join(command[:2]) for command in commands()} == {
         "scripts/demo", "scripts/test", "pip install", "tracekit diff", "tracekit merge", "tracekit open", "tracekit run",
         "tracekit serve", "tracekit summary",
     }  # fmt: skip
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert re.search(r"^scripts/demo\b", ci, re.MULTILINE)
+    assert re.search(r"^scripts/test --all\b", ci, re.MULTILINE)
 
 
 def test_every_command_that_is_named_exists() -> None:
@@ -83,12 +83,6 @@ def test_every_command_that_is_named_exists() -> None:
     ).stdout
     assert {"mcp", "stragglers", "gpu", "report", "query"} <= {first or second for first, second in named}
     assert all(re.search(rf"^ +{first or second}\b", known, re.MULTILINE) for first, second in named)
-
-
-def test_continuous_integration_runs_both_scripts() -> None:
-    ci = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert re.search(r"^scripts/demo\b", ci, re.MULTILINE)
-    assert re.search(r"^scripts/test --all\b", ci, re.MULTILINE)
 
 
 def test_the_python_runs_and_the_commands_merge_and_check_what_it_recorded(tmp_path: Path) -> None:

@@ -78,47 +78,42 @@ def test_the_trace_opens_with_the_workers_of_the_data_loader_beside_the_rank(
 
 
 def test_a_resumed_run_goes_on_from_the_training_time_in_the_checkpoint(runs: tuple[Path, Any]) -> None:
-    resumed, whole = runs[1]["training"]["resumed"], runs[1]["training"]["rank"]
-    assert resumed["first batch"] == 4
-    assert resumed["timestamp"] == whole["timestamp"]
-    assert (resumed["slices"]["forward"], resumed["slices"]["batch"]) == (3, 2)
-
-
-def test_tokens_of_all_ranks_are_the_trainers_own_count(runs: tuple[Path, Any]) -> None:
-    seen = runs[1]["training"]["global"]
-    assert seen["seen by the trainer"] == [6, 240]
-    assert (seen["timestamp"]["token"], seen["timestamp"]["sample"]) == (240, 40)
-
-
-def test_what_counts_otherwise_than_the_checkpoint_computes_from_the_size_of_the_batches(
-    runs: tuple[Path, Any],
-) -> None:
     seen = runs[1]["training"]
+    assert all(seen[name]["first batch"] == 4 for name in ("resumed", "resumed global", "resumed without"))
+    assert seen["resumed"]["timestamp"] == seen["rank"]["timestamp"]
+    assert (seen["resumed"]["slices"]["forward"], seen["resumed"]["slices"]["batch"]) == (3, 2)
+    # Where the checkpoint counts otherwise, the numbers come from the size of the batches.
     for name in ("resumed global", "resumed without"):
-        assert seen[name]["first batch"] == 4
         assert {"epoch": 2, "batch": 6, "token": 240}.items() <= seen[name]["timestamp"].items()
     assert seen["resumed global"]["timestamp"]["sample"] == 40  # from the checkpoint
     assert seen["resumed without"]["timestamp"]["sample"] == 4 * 8 + 8 + 4  # 4 steps of 2 batches of 4; one was shorter
 
 
-def test_a_copy_of_the_model_works_and_records_nothing(runs: tuple[Path, Any]) -> None:
-    seen = runs[1]["averaged"]
-    assert (seen["timestamp"]["batch"], seen["slices"]["forward"], seen["failures"]) == (2, 4, {})
+def test_samples_and_tokens_are_counted_once_in_every_kind_of_training(runs: tuple[Path, Any]) -> None:
+    seen = runs[1]
+    assert seen["training"]["global"]["seen by the trainer"] == [6, 240], (
+        "tokens of all ranks are the trainer's own count"
+    )
+    twice, resumed = seen["twice"]  # a loss that calls the model twice
+    found = [
+        run["timestamp"] for run in (seen["training"]["global"], seen["compiled"], seen["replicas"], twice, resumed)
+    ]
+    assert [(time["sample"], time["token"]) for time in found] == [
+        *[(40, 240)] * 3,
+        (20, 120),
+        # In the first epoch of a resumed run the batches cannot be looked at: the one of 4 passes for two.
+        (40 + 4, 240 + 24),
+    ]
+    assert twice["slices"]["forward"] == 10
 
 
-def test_a_loss_that_calls_the_model_twice_counts_its_samples_once(runs: tuple[Path, Any]) -> None:
-    whole, resumed = runs[1]["twice"]
-    assert whole["slices"]["forward"] == 10
-    assert (whole["timestamp"]["sample"], whole["timestamp"]["token"]) == (20, 120)
-    # In the first epoch of a resumed run the batches cannot be looked at: the one of 4 passes for two.
-    assert (resumed["timestamp"]["sample"], resumed["timestamp"]["token"]) == (40 + 4, 240 + 24)
-
-
-def test_replicas_on_other_threads_have_no_slices_and_lose_no_samples(runs: tuple[Path, Any]) -> None:
-    seen = runs[1]["replicas"]
-    assert seen["failures"] == {}
-    assert not {"forward", "backward"} & set(seen["slices"])
-    assert (seen["slices"]["training step"], seen["timestamp"]["sample"], seen["timestamp"]["token"]) == (10, 40, 240)
+def test_copies_replicas_and_compiled_models_are_left_alone(runs: tuple[Path, Any]) -> None:
+    copied, replicas, compiled = (runs[1][name] for name in ("averaged", "replicas", "compiled"))
+    assert (copied["timestamp"]["batch"], copied["slices"]["forward"], copied["failures"]) == (2, 4, {})
+    assert (replicas["failures"], replicas["slices"]["training step"]) == ({}, 10)
+    assert not {"forward", "backward"} & set(replicas["slices"])
+    assert (compiled["graph breaks"], compiled["slices"]["training step"]) == (0, 10)
+    assert "forward" not in compiled["slices"]
 
 
 def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_recorded(
@@ -135,15 +130,6 @@ def test_an_exception_in_training_reaches_the_handlers_and_a_later_training_is_r
     with engine.load(folder / "failing.json") as trace:
         assert trace.errors() == []
         assert trace.scalar("select count(*) from slice where name = 'train'") == 3
-
-
-def test_nothing_of_the_recording_becomes_a_part_of_a_compiled_model_and_its_samples_are_counted(
-    runs: tuple[Path, Any],
-) -> None:
-    seen = runs[1]["compiled"]
-    assert seen["graph breaks"] == 0
-    assert (seen["slices"]["training step"], seen["slices"].get("forward", 0)) == (10, 0)
-    assert (seen["timestamp"]["sample"], seen["timestamp"]["token"]) == (40, 240)
 
 
 def test_a_training_with_a_profiler_that_has_ended_goes_on_without_it_and_says_so(runs: tuple[Path, Any]) -> None:

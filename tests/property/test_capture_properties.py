@@ -17,14 +17,9 @@ from tracekit.capture.state_machine import RankCapture
 from tracekit.errors import ConfigError
 from tracekit.recording.schedule import ProfilerAction
 
-NAMES = [field.name for field in fields(Request)] + [
-    "version",
-    "capture",
-    "rank",
-    "world_size",
-    "pid",
-    "state",
-    "files",
+NAMES = [
+    *(field.name for field in fields(Request)),
+    *["version", "capture", "rank", "world_size", "pid", "state", "files"],
 ]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,6 @@ from hypothesis import strategies as st
 
 from tracekit import ConfigError
 from tracekit.statistics import QUANTILE_ERROR, DurationStatistics
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HOURS_10 = 10 * 3600 * 10**9
 durations = st.lists(st.one_of(st.integers(0, 1000), st.integers(0, HOURS_10)), max_size=60)
@@ -79,12 +75,9 @@ def test_quantiles_never_fall(found: list[int], quantiles: list[float]) -> None:
     assert told == sorted(told)
 
 
-def every_bucket() -> Sequence[int]:
-    return [(1 << power) + step * (1 << power) // 64 for power in range(46) for step in range(64)]
-
-
 def test_the_memory_is_bounded() -> None:
-    assert len(DurationStatistics(every_bucket()).to_dict()["buckets"]) < 2700
+    every_bucket = [(1 << power) + step * (1 << power) // 64 for power in range(46) for step in range(64)]
+    assert len(DurationStatistics(every_bucket).to_dict()["buckets"]) < 2700
 
 
 def test_the_deviation_of_long_durations_that_hardly_differ_is_exact() -> None:
@@ -93,14 +86,11 @@ def test_the_deviation_of_long_durations_that_hardly_differ_is_exact() -> None:
     assert DurationStatistics([HOURS_10] * 1000).stdev_ns == 0.0
 
 
-def test_wrong_arguments_are_refused() -> None:
+def test_what_is_no_duration_or_quantile_is_refused_and_the_text_says_what_it_is() -> None:
+    assert DurationStatistics([1]) != "something else"
+    assert repr(DurationStatistics([1, 3])) == "<DurationStatistics of 2: total 4 ns, mean 2 ns, min 1 ns, max 3 ns>"
     with pytest.raises(ConfigError, match="0 ns or more, not -1"):
         DurationStatistics([5, -1])
     for quantile in (-0.1, 1.1, math.nan):
         with pytest.raises(ConfigError, match="from 0 to 1"):
             DurationStatistics([1]).quantile_ns(quantile)
-
-
-def test_it_says_what_it_is() -> None:
-    assert repr(DurationStatistics([1, 3])) == "<DurationStatistics of 2: total 4 ns, mean 2 ns, min 1 ns, max 3 ns>"
-    assert DurationStatistics([1]) != "something else"

@@ -38,14 +38,14 @@ def test_the_nearest_file_with_options_is_read_as_the_command_line_would(tmp_pat
     assert read_file(inner) == ({"ranks": (1,)}, path.parent / "tracekit.toml")
 
 
-def test_a_folder_below_is_not_searched_and_no_file_is_no_option(tmp_path: Path) -> None:
+def test_a_folder_below_and_a_project_that_does_not_name_tracekit_have_no_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "tracekit.toml").write_text("memory = true")
     (tmp_path / "pyproject.toml").mkdir()
     assert read_file(tmp_path) == ({}, None)
-
-
-def test_a_project_that_does_not_name_tracekit_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").rmdir()
     monkeypatch.setitem(sys.modules, "tomllib", None)
     (tmp_path / "pyproject.toml").write_text("this is [ no TOML")
     assert read_file(tmp_path) == ({}, None)
@@ -54,45 +54,39 @@ def test_a_project_that_does_not_name_tracekit_is_not_parsed(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("flush_intervall = 1", "[tool.tracekit] flush_intervall is not an option; did you mean flush_interval?"),
-        ("on-demand = true", "[tool.tracekit] on-demand is not an option; did you mean on_demand?"),
-        ("xyz = 1", f"[tool.tracekit] xyz is not an option; known are {', '.join(sorted(OPTIONS))}"),
-        ("limit = 3", "[tool.tracekit] limit: '3' is not a size from 1MB on, such as 500MB or 2GB"),
-        ('steps = "20:"', "[tool.tracekit] steps: 20:: name the end as well, such as 20:25"),
-        (
-            'steps = "many"',
-            "[tool.tracekit] steps: many: give the first step and the one after the last, for example --steps 10:20",
-        ),
-        ("steps = { from = 2 }", "[tool.tracekit] steps must be one text or number, not {'from': 2}"),
-        ('handlers = ["a", ""]', "[tool.tracekit] handlers: 'a,' is not a list of names, such as a,b"),
-        ("memory = 1", "[tool.tracekit] memory must be true or false, not 1"),
-        ("flush_interval = true", "[tool.tracekit] flush_interval must be one text or number, not True"),
-        (
-            "flush_interval = 0",
-            "[tool.tracekit] flush_interval: flush_interval must be a number of seconds above 0, not 0",
-        ),
-        (
-            'on_full = "wait"',
-            "[tool.tracekit] on_full: on_full must be one of 'drop_newest', 'drop_oldest', 'block', not 'wait'",
-        ),
-        (
-            "on_demand = true\nflight_recorder = 30",
-            "[tool.tracekit]: on_demand and flight_recorder exclude each other; keep one",
-        ),
-        ("memory = ", "this is not TOML: "),
+        ("flush_intervall = 1", " flush_intervall is not an option; did you mean flush_interval?"),
+        ("on-demand = true", " on-demand is not an option; did you mean on_demand?"),
+        ("xyz = 1", f" xyz is not an option; known are {', '.join(sorted(OPTIONS))}"),
+        ("limit = 3", " limit: '3' is not a size from 1MB on, such as 500MB or 2GB"),
+        ('steps = "20:"', " steps: 20:: name the end as well, such as 20:25"),
+        ('steps = "many"', " steps: many: give the first step and the one after the last, for example --steps 10:20"),
+        ("steps = { from = 2 }", " steps must be one text or number, not {'from': 2}"),
+        ('handlers = ["a", ""]', " handlers: 'a,' is not a list of names, such as a,b"),
+        ("memory = 1", " memory must be true or false, not 1"),
+        ("flush_interval = true", " flush_interval must be one text or number, not True"),
+        ("flush_interval = 0", " flush_interval: flush_interval must be a number of seconds above 0, not 0"),
+        ('on_full = "wait"', " on_full: on_full must be one of 'drop_newest', 'drop_oldest', 'block', not 'wait'"),
+        ("on_demand = true\nflight_recorder = 30", ": on_demand and flight_recorder exclude each other; keep one"),
     ],
 )
-def test_a_wrong_file_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_option_is_refused_with_file_key_and_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text(f"[tool.tracekit]\n{text}\n")
     with pytest.raises(ConfigError) as caught:
         read_file(tmp_path)
-    assert str(caught.value).startswith(f"{path}: {message}")
+    assert str(caught.value).startswith(f"{path}: [tool.tracekit]{message}")
 
 
-def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool]\ntracekit = 1")
-    with pytest.raises(ConfigError, match=r"tool\.tracekit must be a table of options: \[tool\.tracekit\]"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.tracekit]\nmemory = ", "pyproject.toml: this is not TOML: "),
+        ("[tool]\ntracekit = 1", r"tool\.tracekit must be a table of options: \[tool\.tracekit\]"),
+    ],
+)
+def test_a_file_without_a_table_of_options_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
         read_file(tmp_path)
 
 

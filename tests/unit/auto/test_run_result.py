@@ -28,7 +28,14 @@ def test_options_come_through_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert RunOptions.from_environment().merged == "traces/{run_id}/merged-{attempt}.json.gz"
 
 
-def test_notes_are_read_again_and_exclusive_ones_are_left_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_are_read_again_exclusive_ones_once_and_cost_nothing_where_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(OPTIONS_VARIABLE, raising=False)
+    assert note("rank-0-0", {}, exclusive=True)
+    monkeypatch.setenv(OPTIONS_VARIABLE, RunOptions(notes=str(tmp_path / "absent")).to_json())
+    assert note("python")
+    assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv(OPTIONS_VARIABLE, RunOptions(notes=str(tmp_path)).to_json())
     assert note("python")
     assert note("rank-0-0", {"pid": 1}, exclusive=True)
@@ -40,31 +47,21 @@ def test_notes_are_read_again_and_exclusive_ones_are_left_once(tmp_path: Path, m
     assert read_notes(tmp_path) == expected
 
 
-def test_notes_that_nobody_reads_cost_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(OPTIONS_VARIABLE, raising=False)
-    assert note("rank-0-0", {}, exclusive=True)
-    monkeypatch.setenv(OPTIONS_VARIABLE, RunOptions(notes=str(tmp_path / "absent")).to_json())
-    assert note("python")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
         (["/usr/bin/python3.12", "-I", "train.py"], "started with -I"),
         (["python", "-u", "-uE", "train.py"], "started with -E"),
-        (["torchrun", "train.py"], "has seen the variables"),
+        (["python", "-S", "-c", "pass"], "python was started with -S"),
+        (["torchrun", "train.py"], "no Python process has seen the variables"),
         (["python", "train.py", "-S"], "has seen the variables"),
         (["python", "-c", "-I"], "has seen the variables"),
-        (["env", "-i", "python", "train.py"], "env -i removes"),
+        (["env", "-i", "python", "train.py"], "env -i removes PYTHONPATH"),
     ],
 )
-def test_the_reason_comes_from_the_command(command: list[str], reason: str) -> None:
+def test_the_reason_comes_from_a_failure_or_the_command(command: list[str], reason: str) -> None:
     assert reason in RecordedRun({}).why_nothing(command)
-
-
-def test_a_failure_is_the_reason() -> None:
-    assert RecordedRun({"failed-1": {"error": "StorageError: full"}}).why_nothing(["python"]) == "StorageError: full"
+    assert RecordedRun({"failed-1": {"error": "StorageError: full"}}).why_nothing(command) == "StorageError: full"
 
 
 def test_losses_of_all_processes_are_added() -> None:

@@ -30,69 +30,38 @@ def recorder() -> Iterator[AutoRecorder]:
         yield recorder
 
 
-def steps(recorder: AutoRecorder) -> int:
+@pytest.mark.parametrize(
+    ("calls", "steps"),
+    [
+        ("f", [0]),
+        ("fa", [0, 0]),
+        ("fafafa", [0, 0, 1, 1, 2, 2]),  # a step ends with the next request for data
+        ("ffffa ffffa f", [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]),  # accumulated batches are one
+        ("fab fab f", [0, 0, 0, 1, 1, 1, 2]),  # several optimizers are one
+        ("ab ab f", [1, 1, 2, 2, 2]),
+        ("aa", [1, 2]),  # without requests it ends with the optimizer
+        ("faaaa faaaa", [0, 0, 2, 3, 4, 4, 5, 6, 7, 8]),  # several optimizer steps for one request
+        ("nnn", [1, 2, 3]),  # an optimizer that is gone no longer leads
+    ],
+)
+def test_steps_end_with_requests_for_data_or_with_the_optimizer(
+    recorder: AutoRecorder, calls: str, steps: list[int]
+) -> None:
+    """By letter: f fetches, a and b are optimizers, n is a new one."""
+    optimizers = {"a": Optimizer(), "b": Optimizer()}
     profiler = recorder.running()
     assert profiler is not None
-    return int(profiler.timestamp.batch)
-
-
-def optimize(recorder: AutoRecorder, *optimizers: object) -> None:
-    for optimizer in optimizers:
-        recorder.optimizer_starts(optimizer)
-        recorder.optimizer_ended(optimizer)
-
-
-def test_a_step_ends_with_the_next_request_for_data(recorder: AutoRecorder) -> None:
-    optimizer = Optimizer()
-    for number in range(3):
-        recorder.fetching()
-        assert steps(recorder) == number
-        optimize(recorder, optimizer)
-        assert steps(recorder) == number
-
-
-def test_accumulated_batches_are_one_step(recorder: AutoRecorder) -> None:
-    optimizer = Optimizer()
-    for _ in range(3):
-        for _ in range(4):
+    found = []
+    for call in calls.replace(" ", ""):
+        if call == "f":
             recorder.fetching()
-        optimize(recorder, optimizer)
-    recorder.fetching()
-    assert steps(recorder) == 3
-
-
-@pytest.mark.parametrize("fetches", [True, False])
-def test_several_optimizers_are_one_step(recorder: AutoRecorder, fetches: bool) -> None:
-    first, second = Optimizer(), Optimizer()
-    for _ in range(3):
-        if fetches:
-            recorder.fetching()
-        optimize(recorder, first, second)
-    recorder.fetching()
-    assert steps(recorder) == 3
-
-
-def test_steps_without_requests_end_with_the_optimizer(recorder: AutoRecorder) -> None:
-    optimizer = Optimizer()
-    optimize(recorder, optimizer)
-    assert steps(recorder) == 1
-    optimize(recorder, optimizer)
-    assert steps(recorder) == 2
-
-
-def test_several_steps_for_one_request_are_all_counted(recorder: AutoRecorder) -> None:
-    optimizer = Optimizer()
-    for rounds in range(1, 4):
-        recorder.fetching()
-        for _ in range(4):
-            optimize(recorder, optimizer)
-        assert steps(recorder) == 4 * rounds
-
-
-def test_an_optimizer_that_is_gone_no_longer_leads(recorder: AutoRecorder) -> None:
-    for _ in range(3):
-        optimize(recorder, Optimizer())
-    assert steps(recorder) == 3
+        else:
+            optimizer = optimizers.get(call) or Optimizer()
+            recorder.optimizer_starts(optimizer)
+            recorder.optimizer_ended(optimizer)
+            del optimizer
+        found.append(int(profiler.timestamp.batch))
+    assert found == steps
 
 
 class Noting(Source):

@@ -58,31 +58,30 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "control", Request(id="x", steps=2, together=True))
 
 
-def view(batch: int, step_seconds: float | None, **fields: Any) -> RankView:
-    told = status(0, state=CaptureState.ACKNOWLEDGED, batch=batch, step_seconds=step_seconds, **fields)
-    return RankView(0, "x", 0, status=told)
-
-
-def test_the_common_start_lies_ahead_of_every_rank() -> None:
-    def start(*views: RankView) -> int:
-        decided = common_start(Request(id="x", together=True), list(views), 0, 0)
-        assert decided.start_batch is not None
-        assert decided.start_time is None
-        assert decided.has_start
-        return decided.start_batch
-
-    # Two looks of half a second and half a second more, after a look's age: 2 s, and a quarter to be on the safe side.
-    assert start(view(100, 0.01), view(90, 0.01)) == 100 + 250 + 1
-    assert start(view(100, 10.0), view(100, 10.0)) == 102, "long batches: the one after the next"
-    assert start(view(100, None)) == 101
-    assert start(view(100, 10.0, warmup=3), view(100, 10.0)) == 105
-    assert start(view(100, 0.1, look_seconds=10.0)) > 100 + 300, "a rank that looks seldom"
-
-
-def test_ranks_whose_batches_are_far_apart_start_by_the_clock() -> None:
-    decided = common_start(Request(id="x", together=True), [view(100_000, 0.01), view(100, 0.5)], 0, 1000 * SECOND)
-    assert decided.start_batch is None
-    assert decided.start_time == pytest.approx(1001.5)
+@pytest.mark.parametrize(
+    ("views", "start"),
+    [
+        # Two looks of half a second and half a second more, after a look's age: 2 s, and a quarter to be on the safe side.
+        ([(100, 0.01, {}), (90, 0.01, {})], 100 + 250 + 1),
+        ([(100, 10.0, {}), (100, 10.0, {})], 102),
+        ([(100, None, {})], 101),
+        ([(100, 10.0, {"warmup": 3}), (100, 10.0, {})], 105),
+        ([(100, 0.1, {"look_seconds": 10.0})], 483),
+        ([(100_000, 0.01, {}), (100, 0.5, {})], None),
+    ],
+    ids=["short batches", "long ones", "unknown ones", "warm-up", "a rank that looks seldom", "far apart"],
+)
+def test_the_common_start_lies_ahead_of_every_rank_or_is_a_time(
+    views: list[tuple[int, float | None, dict[str, Any]]], start: int | None
+) -> None:
+    ranks = [
+        RankView(0, "x", 0, status=status(0, state="acknowledged", batch=batch, step_seconds=step_s, **fields))
+        for batch, step_s, fields in views
+    ]
+    decided = common_start(Request(id="x", together=True), ranks, 0, 1000 * SECOND)
+    assert decided.has_start
+    assert decided.start_batch == start
+    assert decided.start_time == (pytest.approx(1001.5) if start is None else None)
 
 
 def test_the_start_is_written_when_every_rank_has_answered(run: Run) -> None:
@@ -125,15 +124,6 @@ def test_a_rank_that_does_not_answer_is_waited_for_a_while_and_then_left_out(run
     run.say(status(0, state=CaptureState.DONE))
     run.look()
     assert run.coordinator.finished
-
-
-def test_nobody_answers(run: Run) -> None:
-    run.coordinator.begin()
-    run.look(29)
-    assert not run.coordinator.finished
-    run.look(2)
-    assert run.coordinator.finished
-    assert run.coordinator.ranks == {}
 
 
 def test_a_rank_that_stands_still_is_given_up_and_taken_back_when_it_goes_on(run: Run) -> None:
@@ -213,7 +203,7 @@ def test_only_the_chosen_ranks_are_waited_for(tmp_path: Path) -> None:
     assert list(run.coordinator.ranks) == [1]
 
 
-def test_a_stop_waits_for_what_runs(tmp_path: Path) -> None:
+def test_a_stop_waits_for_what_runs_if_anything_does(tmp_path: Path) -> None:
     run = Run(tmp_path / "control", Request(id="stop", stop=True))
     run.say(status(0, state=CaptureState.RECORDING, request="a"), status(1, state=CaptureState.DONE, request="b"))
     run.coordinator.begin()
@@ -225,15 +215,11 @@ def test_a_stop_waits_for_what_runs(tmp_path: Path) -> None:
     run.look()
     assert run.coordinator.finished
     assert run.coordinator.ranks[0].is_done
-
-
-def test_a_stop_with_nothing_to_stop_is_over_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path / "control", Request(id="stop", stop=True))
-    run.say(status(0))
-    run.coordinator.begin()
-    run.look()
-    assert run.coordinator.finished
-    assert run.coordinator.ranks == {}
+    nothing = Run(tmp_path / "other", Request(id="stop", stop=True))
+    nothing.say(status(0))
+    nothing.coordinator.begin()
+    nothing.look()
+    assert (nothing.coordinator.finished, nothing.coordinator.ranks) == (True, {})
 
 
 def test_a_capture_that_is_taken_back_does_not_wait_for_those_who_never_answered(run: Run) -> None:
@@ -274,6 +260,11 @@ def test_it_is_known_here_whether_a_process_has_died() -> None:
 
 
 def test_of_very_many_ranks_those_that_speak_are_watched_and_not_all_that_may_be_absent(run: Run) -> None:
+    run.coordinator.begin()
+    run.look(29)
+    assert (run.coordinator.finished, run.coordinator.ranks) == (False, {})
+    run.look(2)
+    assert (run.coordinator.finished, run.coordinator.ranks) == (True, {}), "nobody answered"
     run.say(status(0, world_size=1_000_000), status(999_999, world_size=1_000_000))
     run.coordinator.begin()
     run.look()

@@ -16,7 +16,6 @@ from tracekit import (
     ConfigError,
     JSONTraceHandler,
     MemoryTraceHandler,
-    OnDemand,
     Profiler,
     ProfilerAction,
     Source,
@@ -113,12 +112,6 @@ def test_a_request_records_its_batches_and_the_files_are_named(job: Job, tmp_pat
     assert [int(begin.timestamp.batch) for begin, _ in job.handler.slices if begin.label.name == "forward"] == [4, 5]
 
 
-def test_the_default_length_is_the_schedules(tmp_path: Path) -> None:
-    with Job(tmp_path, steps=3) as job:
-        job.ask()
-        assert job.step(5) == ["skip", "active", "active", "active_and_save", "skip"]
-
-
 def test_a_capture_from_inside(job: Job) -> None:
     assert job.profiler.capture(steps=2)
     assert job.schedule.capturing
@@ -190,63 +183,51 @@ def test_a_start_that_nobody_tells_is_given_up(tmp_path: Path) -> None:
         assert job.step(2) == ["skip", "active_and_save"]
 
 
-def test_a_request_that_was_read_too_late_is_refused(tmp_path: Path) -> None:
+def test_requests_that_come_too_late_or_while_one_is_in_force_are_refused(tmp_path: Path) -> None:
     clock = FakeClock()
-    with Job(tmp_path, clock=clock.clock) as job:
-        asked = job.ask(steps=1, expires=clock.wall_ns / 1e9 - 60)
+    with Job(tmp_path, clock=clock.clock, steps=3) as job:
+        late = job.ask(steps=1, expires=clock.wall_ns / 1e9 - 60)
         assert job.step(3) == ["skip"] * 3
         refused = job.status.refused
         assert refused is not None
-        assert refused[0] == asked
+        assert refused[0] == late
         assert "older" in refused[1]
+        first = job.ask()
+        assert job.step(2) == ["skip", "active"]
+        second = job.ask(steps=1)
+        assert job.status.refused == (second, "another capture is in force on this rank")
+        assert job.step(4) == ["active", "active_and_save", "skip", "skip"], "as long as the schedule says"
+        assert (job.capture.id, job.capture.state) == (first, CaptureState.DONE)
 
 
-def test_a_second_request_is_refused_while_one_is_in_force(job: Job) -> None:
-    first = job.ask(steps=3)
-    job.step(2)
-    second = job.ask(steps=1)
-    assert job.status.refused == (second, "another capture is in force on this rank")
-    job.step(4)
-    assert (job.capture.id, job.capture.state) == (first, CaptureState.DONE)
-
-
-def test_a_request_to_stop(job: Job) -> None:
-    job.ask(steps=0)
-    assert job.step(3) == ["skip", "active", "active"]
-    job.ask(stop=True)
-    assert job.step(2) == ["active", "skip"]
-    assert (job.capture.state, job.capture.first_batch, job.capture.last_batch) == (CaptureState.DONE, 1, 3)
-
-
-def test_a_capture_has_a_longest_time(tmp_path: Path) -> None:
+def test_a_capture_ends_at_a_request_or_after_a_longest_time(tmp_path: Path) -> None:
     clock = FakeClock()
     with Job(tmp_path, clock=clock.clock, max_seconds=10) as job:
         job.ask(steps=0)
-        assert job.step(5)[1:] == ["active"] * 4
-        clock.advance(11_000_000_000)
+        assert job.step(3) == ["skip", "active", "active"]
+        job.ask(stop=True)
         assert job.step(2) == ["active", "skip"]
-        assert job.capture.state == CaptureState.DONE
-        job.ask(seconds=1000.0)
-        assert job.step(2) == ["skip", "active"]
-        clock.advance(11_000_000_000)
-        assert job.step(2) == ["active", "skip"]
+        assert (job.capture.state, job.capture.first_batch, job.capture.last_batch) == (CaptureState.DONE, 1, 3)
+        for length in ({"steps": 0}, {"seconds": 1000.0}):
+            job.ask(**length)
+            assert job.step(5)[1:] == ["active"] * 4
+            clock.advance(11_000_000_000)
+            assert job.step(2) == ["active", "skip"]
+            assert job.capture.state == CaptureState.DONE
 
 
-def test_a_request_that_was_there_before_the_run_is_not_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks_who_is_there", [False, True])
+def test_a_request_that_was_there_before_the_run_is_served_only_if_it_just_asks_who_is_there(
+    tmp_path: Path, asks_who_is_there: bool
+) -> None:
     control = ControlFolder(tmp_path / "control")
     control.make()
-    control.write_request(Request(id="old", steps=1))
+    options = {"together": True, "expires": time.time() + 60} if asks_who_is_there else {}
+    control.write_request(Request(id="old", steps=1, **options))  # type: ignore[arg-type]
     with Job(tmp_path) as job:
         job.look()
+        assert (job.status.capture is not None) is asks_who_is_there
         assert job.step(3) == ["skip"] * 3
-
-
-def test_a_request_that_just_asks_who_is_there_is_answered_by_a_run_that_begins(tmp_path: Path) -> None:
-    control = ControlFolder(tmp_path / "control")
-    control.make()
-    control.write_request(Request(id="new", steps=1, together=True, expires=time.time() + 60))
-    with Job(tmp_path) as job:
-        assert job.capture.state == CaptureState.ACKNOWLEDGED
 
 
 def test_the_end_of_the_run_saves_what_is_there(tmp_path: Path) -> None:
@@ -273,23 +254,24 @@ def test_a_capture_goes_on_over_the_end_of_an_epoch(job: Job) -> None:
     assert len(job.trace.paths) == 1
 
 
-def test_a_base_schedule_goes_on_beside_the_captures(tmp_path: Path) -> None:
-    base = cyclic_schedule(wait=2, warmup=0, active=2, repeat=2, per="run")
-    with Job(tmp_path, base=base) as job:
-        assert job.step(4) == ["skip", "skip", "active", "active_and_save"]
-        job.ask(steps=1)
-        assert job.step(5) == ["skip", "active_and_save", "active", "active_and_save", "skip"]
-        assert job.capture.files == (str(tmp_path / "rank0-5.json"),)
-    assert [Path(path).name for path in job.trace.paths] == ["rank0-2.json", "rank0-5.json", "rank0-6.json"]
-
-
-def test_an_open_window_of_the_base_schedule_is_saved_before_a_capture_begins(tmp_path: Path) -> None:
-    with Job(tmp_path, base=cyclic_schedule(warmup=0, active=8, repeat=1, per="run")) as job:
-        assert job.step(2) == ["active", "active"]
-        assert job.profiler.capture(steps=2)
-        assert job.step(6) == ["active", "active_and_save", "active", "active_and_save", "active", "active_and_save"]
-        assert job.capture.files == (str(tmp_path / "rank0-4.json"),)
-    assert [Path(path).name for path in job.trace.paths] == ["rank0-0.json", "rank0-4.json", "rank0-6.json"]
+@pytest.mark.parametrize(
+    ("base", "before", "after", "captured", "files"),
+    [
+        ({"wait": 2, "active": 2, "repeat": 2}, "--as", "-sas-", [5, 5], [2, 5, 6]),
+        ({"active": 8, "repeat": 1}, "aa", "asasas", [4, 5], [0, 4, 6]),
+    ],
+    ids=["goes on beside it", "is saved before it"],
+)
+def test_a_window_of_the_base_schedule(
+    base: dict[str, int], before: str, after: str, captured: list[int], files: list[int], tmp_path: Path
+) -> None:
+    letters = {"skip": "-", "active": "a", "active_and_save": "s"}
+    with Job(tmp_path, base=cyclic_schedule(warmup=0, per="run", **base)) as job:
+        assert "".join(letters[action] for action in job.step(len(before))) == before
+        assert job.profiler.capture(steps=captured[1] - captured[0] + 1)
+        assert "".join(letters[action] for action in job.step(len(after))) == after
+        assert job.capture.files == (str(tmp_path / f"rank0-{captured[0]}.json"),)
+    assert [Path(path).name for path in job.trace.paths] == [f"rank0-{batch}.json" for batch in files]
 
 
 def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:
@@ -304,12 +286,13 @@ def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:
 
 
 def test_a_base_schedule_counts_from_where_a_run_was_resumed() -> None:
+    def resumed(**options: Any) -> Profiler:
+        return Profiler(schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1)), **options)
+
     second_epoch = Timestamp(epoch=1, batch=2, batch_in_epoch=2)
-    with Profiler(
-        schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1)), timestamp=second_epoch
-    ) as profiler:
+    with resumed(timestamp=second_epoch) as profiler:
         assert profiler.action is ProfilerAction.ACTIVE_AND_SAVE
-    with Profiler(schedule=on_demand(None, base=cyclic_schedule(warmup=0, active=1))) as profiler:
+    with resumed() as profiler:
         profiler.step()
         assert profiler.action is ProfilerAction.SKIP
         profiler.resume_at(second_epoch)
@@ -325,28 +308,23 @@ def test_an_epoch_ends_a_window_of_the_base_schedule_but_not_a_capture(tmp_path:
     assert [Path(path).name for path in job.trace.paths] == ["rank0-0.json", "rank0-2.json"]
 
 
-def test_one_file_for_the_whole_run_is_named_as_such(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "flush_interval", "files"),
+    [("all.json.gz", 1.0, ["all.json"] * 2), ("{batch}.json.gz", 0.01, ["1.json.gz", "4.json.gz"])],
+    ids=["one of the run, plain as long as it is written to", "packed"],
+)
+def test_a_capture_is_done_when_its_files_are(
+    tmp_path: Path, name: str, flush_interval: float, files: list[str]
+) -> None:
     schedule = on_demand(None, steps=1, look_interval=0.01)
-    trace = JSONTraceHandler(tmp_path / "all.json.gz")
-    with Profiler(trace, schedule) as profiler:
-        for _ in range(2):
-            profiler.capture()
-            profiler.step()
-            profiler.step()
-            wait_for(lambda: not schedule.capturing, "the capture is done")
-            assert schedule.files == [str(tmp_path / "all.json")], "plain as long as it is written to"
-
-
-def test_a_capture_is_done_when_its_files_are_packed(tmp_path: Path) -> None:
-    schedule = on_demand(None, steps=1, look_interval=0.01)
-    with Profiler(JSONTraceHandler(tmp_path / "{batch}.json.gz"), schedule, flush_interval=0.01) as profiler:
-        for number in (1, 2):
+    with Profiler(JSONTraceHandler(tmp_path / name), schedule, flush_interval=flush_interval) as profiler:
+        for file in files:
             profiler.capture()
             for _ in range(3):
                 profiler.step()
             wait_for(lambda: not schedule.capturing, "the capture is done")
-            assert [Path(path).name for path in schedule.files] == [f"{3 * number - 2}.json.gz"]
-            assert Path(schedule.files[0]).is_file()
+            assert schedule.files == [str(tmp_path / file)]
+            assert (tmp_path / file).is_file()
 
 
 def test_a_capture_after_a_week_does_not_begin_with_a_week_of_clock_readings(job: Job) -> None:
@@ -470,24 +448,20 @@ def test_a_signal_starts_and_stops_a_capture(tmp_path: Path, usr2: list[int]) ->
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
-def test_a_signal_that_cannot_be_had_stops_the_profiler_from_starting(tmp_path: Path) -> None:
+def test_a_profiler_that_cannot_start_takes_no_signal(tmp_path: Path, usr2: list[int]) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
     with pytest.raises(ConfigError, match="SIGTERM"):
         Profiler(schedule=on_demand(tmp_path / "control", on_signal=signal.SIGTERM)).start()
     with pytest.raises(ConfigError, match="caught"):
         on_demand(tmp_path / "control", on_signal=signal.SIGKILL)
-    assert not [thread for thread in threading.enumerate() if thread.name == "tracekit-capture"]
-
-
-def test_the_signal_is_given_back_when_the_profiler_cannot_start(tmp_path: Path, usr2: list[int]) -> None:
-    before = signal.getsignal(signal.SIGUSR2)
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
         Profiler(
             [MemoryTraceHandler(), JSONTraceHandler(tmp_path / "file" / "a.json")],
             on_demand(tmp_path / "control", on_signal=signal.SIGUSR2),
         ).start()
-    assert signal.getsignal(signal.SIGUSR2) is before
-    assert usr2 == []
+    assert (signal.getsignal(signal.SIGUSR2), usr2) == (before, [])
+    assert not [thread for thread in threading.enumerate() if thread.name == "tracekit-capture"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -501,7 +475,3 @@ def test_a_forked_child_neither_listens_nor_answers(job: Job) -> None:
         os._exit(wrong)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert job.step(2) == ["skip", "skip"]
-
-
-def test_the_schedule_has_a_name_of_its_own() -> None:
-    assert isinstance(on_demand(None), OnDemand)

@@ -10,7 +10,7 @@ from tracekit.capture.documents import CaptureState, Request
 from tracekit.capture.state_machine import TRANSITIONS, CaptureEvent, RankCapture
 from tracekit.recording.schedule import ProfilerAction
 
-SKIP, WARMUP, ACTIVE, SAVE = "skip", "warmup", "active", "active_and_save"
+LETTERS = dict(zip(ProfilerAction, "-was", strict=True))
 SECOND = 1_000_000_000
 
 
@@ -21,13 +21,13 @@ class Played:
         self.window = RankCapture(Request(id="x", **request), steps=steps, seconds=seconds, warmup=warmup)
         self.previous = ProfilerAction.SKIP
 
-    def ask(self, batch: int, base: str = SKIP) -> str:
-        action = self.window.action(batch, (1000 + batch) * SECOND, batch * SECOND, ProfilerAction(base), self.previous)
-        self.previous = action
-        return action.value
-
-    def run(self, *batches: int, base: str = SKIP) -> list[str]:
-        return [self.ask(batch, base) for batch in batches]
+    def run(self, *batches: int, base: ProfilerAction = ProfilerAction.SKIP) -> str:
+        """Ask about some batches; return a letter for each answer: "-" skips, w warms up, a is active, s is active and saves."""
+        answers = []
+        for batch in batches:
+            self.previous = self.window.action(batch, (1000 + batch) * SECOND, batch * SECOND, base, self.previous)
+            answers.append(LETTERS[self.previous])
+        return "".join(answers)
 
     @property
     def state(self) -> str:
@@ -77,73 +77,80 @@ def test_a_stop_and_the_first_batch_at_the_same_moment_leave_one_of_both(monkeyp
         return report(event, *args, **options)
 
     monkeypatch.setattr(played.window, "_report", stopped_first)
-    assert played.run(3, 4) == [SKIP, SKIP]
+    assert played.run(3, 4) == "--"
     assert (played.state, played.window.status().note) == (CaptureState.CANCELLED, "stopped")
 
 
-def test_a_capture_records_its_batches_and_nothing_else() -> None:
-    played = Played(steps=3)
+PLAYED: dict[str, tuple[dict[str, Any], list[int], str, tuple[int, int]]] = {
+    "its batches and nothing else": ({"steps": 3}, [7, 8, 9, 10, 11], "aas--", (7, 9)),
+    "after a warm-up": ({"warmup": 2}, [4, 5, 6, 7, 8], "wwas-", (6, 7)),
+    "at a batch": ({"warmup": 2, "start_batch": 10}, [7, 8, 9, 10, 11, 12], "-wwas-", (10, 11)),
+    "late, so at once": ({"warmup": 2, "start_batch": 10}, [13, 14, 15], "as-", (13, 14)),
+    "late for the warm-up": ({"warmup": 2, "start_batch": 10}, [9, 10, 11, 12], "was-", (10, 11)),
+    "after a time": ({"steps": 1, "start_time": 1008.5}, [7, 8, 9, 10], "--s-", (9, 9)),
+    "for some seconds": ({"steps": None, "seconds": 2.5}, [1, 2, 3, 4, 5], "aaa--", (1, 3)),
+    "for whole seconds": ({"steps": None, "seconds": 2}, [1, 2, 3], "aa-", (1, 2)),
+    "for what is shorter": ({"steps": 2, "seconds": 100}, [1, 2, 3], "as-", (1, 2)),
+    # At the end of an epoch, the batch after the last one is asked for by step, and again by next_epoch.
+    "asked twice": ({"warmup": 1}, [1, 1, 2, 2, 3, 3, 4, 4], "wwaass--", (2, 3)),
+    "asked twice, for some seconds": ({"steps": None, "seconds": 1.5}, [1, 1, 2, 2, 3, 3], "aaaa--", (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_capture_records(name: str) -> None:
+    options, batches, answers, (first, last) = PLAYED[name]
+    played = Played(**options)
     assert played.state == CaptureState.WAITING
-    assert played.run(7, 8, 9, 10, 11) == [ACTIVE, ACTIVE, SAVE, SKIP, SKIP]
+    assert played.run(*batches) == answers
     status = played.window.status()
-    assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, 7, 9)
+    assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, first, last)
+    assert status.late_batches == (3 if name == "late, so at once" else 0)
     played.window.complete_files()
     assert played.state == CaptureState.DONE
     assert not played.window.state.in_force
 
 
-def test_the_warm_up_comes_before_the_first_batch() -> None:
-    assert Played(warmup=2).run(4, 5, 6, 7, 8) == [WARMUP, WARMUP, ACTIVE, SAVE, SKIP]
-    at_batch = Played(warmup=2, start_batch=10)
-    assert at_batch.run(7, 8, 9, 10, 11, 12) == [SKIP, WARMUP, WARMUP, ACTIVE, SAVE, SKIP]
-    assert at_batch.window.status().first_batch == 10
-
-
-def test_a_rank_that_is_past_the_start_begins_at_once_and_says_so() -> None:
-    late = Played(warmup=2, start_batch=10)
-    assert late.run(13, 14, 15) == [ACTIVE, SAVE, SKIP]
-    assert late.window.status().late_batches == 3
-    nearly = Played(warmup=2, start_batch=10)
-    assert nearly.run(9, 10, 11, 12) == [WARMUP, ACTIVE, SAVE, SKIP]
-    assert nearly.window.status().late_batches == 0
-
-
-def test_it_begins_after_a_time() -> None:
-    played = Played(start_time=1008.5, steps=1)
-    assert played.run(7, 8, 9, 10) == [SKIP, SKIP, SAVE, SKIP]
+@pytest.mark.parametrize(
+    ("options", "batches", "base", "is_open", "answers", "first"),
+    [
+        ({"steps": 1, "start_batch": 10}, [8, 9, 10, 11], ProfilerAction.ACTIVE, False, "assa", 10),
+        ({"steps": 1}, [5, 6, 7], ProfilerAction.ACTIVE, True, "ssa", 6),
+        ({"steps": 1, "warmup": 1}, [5, 6, 7], ProfilerAction.ACTIVE, True, "wsa", 6),
+        ({"steps": None, "seconds": 1.5}, [1, 2, 3, 4], ProfilerAction.ACTIVE_AND_SAVE, False, "aaws", 1),
+    ],
+    ids=["saved before a known start", "saved first", "ended by the warm-up", "does not go on with that of a capture"],
+)
+def test_an_open_window_of_the_base_schedule_is(
+    options: dict[str, Any], batches: list[int], base: ProfilerAction, is_open: bool, answers: str, first: int
+) -> None:
+    played = Played(**options)
+    if is_open:
+        played.previous = ProfilerAction.ACTIVE
+    assert played.run(*batches, base=base) == answers
+    assert played.window.status().first_batch == first
 
 
 def test_nothing_begins_before_the_common_start_is_known() -> None:
     played = Played(together=True)
-    assert played.run(1, 2) == [SKIP, SKIP]
+    assert played.run(1, 2) == "--"
     assert played.state == CaptureState.ACKNOWLEDGED
     played.window.set_start(Request(id="x", together=True, start_batch=4))
-    assert played.run(3, 4, 5, 6) == [SKIP, ACTIVE, SAVE, SKIP]
+    assert played.run(3, 4, 5, 6) == "-as-"
 
 
-def test_it_lasts_so_many_seconds_to_the_end_of_a_batch() -> None:
-    played = Played(steps=None, seconds=2.5)
-    assert played.run(1, 2, 3, 4, 5) == [ACTIVE, ACTIVE, ACTIVE, SKIP, SKIP]
-    assert played.window.status().last_batch == 3
-    assert Played(steps=None, seconds=2).run(1, 2, 3) == [ACTIVE, ACTIVE, SKIP], "the limit itself ends it"
-    assert Played(steps=2, seconds=100).run(1, 2, 3) == [ACTIVE, SAVE, SKIP], "whatever comes first"
-
-
-def test_a_stop_ends_it_with_the_batch_that_runs() -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "answers", "last"),
+    [([1, 2], [3], "aa-", 2), ([1], [1, 2], "aa-", 1)],
+    ids=["later", "while the first batch is asked for twice"],
+)
+def test_a_stop_ends_it_with_the_batch_that_runs(before: list[int], after: list[int], answers: str, last: int) -> None:
     played = Played(steps=None)
-    assert played.run(1, 2) == [ACTIVE, ACTIVE]
+    answered = played.run(*before)
     played.window.stop("it was stopped before it began")
-    assert played.run(3) == [SKIP]
-    assert played.window.status().note is None
-    assert (played.state, played.window.status().last_batch) == (CaptureState.SAVING, 2)
-
-
-def test_a_stop_while_the_first_batch_is_asked_for_twice_still_records_it() -> None:
-    played = Played(steps=None)
-    assert played.run(1) == [ACTIVE]
-    played.window.stop("unused")
-    assert played.run(1, 2) == [ACTIVE, SKIP]
-    assert (played.state, played.window.status().last_batch) == (CaptureState.SAVING, 1)
+    assert answered + played.run(*after) == answers
+    status = played.window.status()
+    assert (status.state, status.last_batch, status.note) == (CaptureState.SAVING, last, None)
 
 
 @pytest.mark.parametrize("batches", [(), (8,), (8, 9)])
@@ -151,46 +158,25 @@ def test_a_stop_before_the_first_batch_cancels_it(batches: tuple[int, ...]) -> N
     played = Played(warmup=2, start_batch=10)
     played.run(*batches)
     played.window.stop("nobody wants it")
-    assert played.run(10, 11) == [SKIP, SKIP]
+    assert played.run(10, 11) == "--"
     assert (played.state, played.window.status().note) == (CaptureState.CANCELLED, "nobody wants it")
     assert not played.window.state.in_force
 
 
-def test_to_be_asked_twice_about_a_batch_changes_nothing() -> None:
-    """As happens at the end of an epoch: the batch after the last one is asked for by step, and again by next_epoch."""
-    played = Played(warmup=1, steps=2)
-    assert played.run(1, 1, 2, 2, 3, 3, 4, 4) == [WARMUP, WARMUP, ACTIVE, ACTIVE, SAVE, SAVE, SKIP, SKIP]
-    timed = Played(steps=None, seconds=1.5)
-    assert timed.run(1, 1, 2, 2, 3, 3) == [ACTIVE, ACTIVE, ACTIVE, ACTIVE, SKIP, SKIP]
-
-
-def test_a_window_of_the_base_schedule_that_is_open_is_saved_first() -> None:
-    known = Played(start_batch=10, steps=1)
-    assert known.run(8, 9, 10, 11, base=ACTIVE) == [ACTIVE, SAVE, SAVE, ACTIVE]
-    now = Played(steps=1)
-    now.previous = ProfilerAction.ACTIVE
-    assert now.run(5, 6, 7, base=ACTIVE) == [SAVE, SAVE, ACTIVE], "begins one batch later"
-    assert now.window.status().first_batch == 6
-    warmed = Played(steps=1, warmup=1)
-    warmed.previous = ProfilerAction.ACTIVE
-    assert warmed.run(5, 6, 7, base=ACTIVE) == [WARMUP, SAVE, ACTIVE], "the warm-up ends it"
-
-
-def test_a_window_of_the_base_schedule_does_not_go_on_with_that_of_a_capture() -> None:
-    timed = Played(steps=None, seconds=1.5)
-    assert timed.run(1, 2, 3, 4, base=SAVE) == [ACTIVE, ACTIVE, WARMUP, SAVE]
-
-
-def test_the_end_of_the_run_cuts_it() -> None:
-    played = Played(steps=10)
-    played.run(1, 2, 3)
+@pytest.mark.parametrize(
+    ("options", "batches", "state", "last"),
+    [
+        ({"steps": 10}, [1, 2, 3], CaptureState.SAVING, 3),
+        ({"start_batch": 10}, [1], CaptureState.CANCELLED, None),
+        ({"together": True}, [], CaptureState.CANCELLED, None),
+    ],
+    ids=["recording", "waiting", "without a start"],
+)
+def test_the_end_of_the_run_cuts_it(
+    options: dict[str, Any], batches: list[int], state: CaptureState, last: int | None
+) -> None:
+    played = Played(**options)
+    played.run(*batches)
     played.window.end_run(3, "the run ended")
     status = played.window.status()
-    assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, 1, 3)
-    waiting = Played(start_batch=10)
-    waiting.run(1)
-    waiting.window.end_run(1, "the run ended")
-    assert (waiting.state, waiting.window.status().note) == (CaptureState.CANCELLED, "the run ended")
-    without_start = Played(together=True)
-    without_start.window.end_run(1, "the run ended")
-    assert without_start.state == CaptureState.CANCELLED
+    assert (status.state, status.last_batch, status.note) == (state, last, "the run ended")

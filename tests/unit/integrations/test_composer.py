@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import importlib
 import json
 import logging
 import os
@@ -57,14 +56,10 @@ class OwnNames(TraceHandler):
     def flush(self, how: str) -> None:
         self.flushed += 1
 
-    def open(self, path: str, mode: str) -> None:
-        raise AssertionError(path, mode)
-
-    def summary(self) -> str:
+    def fails(self, *_: Any) -> None:
         raise AssertionError
 
-    def process_events(self) -> None:
-        raise AssertionError
+    open = summary = process_events = fails
 
     def batch_end(self, state: Any, logger: Any) -> None:
         self.flush("as I like it")
@@ -72,6 +67,15 @@ class OwnNames(TraceHandler):
 
 def always(state: Any) -> ProfilerAction:
     return ProfilerAction.ACTIVE
+
+
+def tells(name: str, field: str = "") -> Any:
+    """Make a hook that notes its name, and a field of the training time."""
+
+    def hook(self: ReferenceHandler, state: Any, logger: Any) -> None:
+        self.life.append(f"{name} {int(getattr(state.timestamp, field))}" if field else name)
+
+    return hook
 
 
 class ReferenceHandler(TraceHandler):
@@ -86,39 +90,19 @@ class ReferenceHandler(TraceHandler):
     def init(self, state: Any, logger: Any) -> None:
         self.life.append(f"init {state.run_name}")
 
-    def fit_start(self, state: Any, logger: Any) -> None:
-        self.life.append("fit_start")
-
-    def epoch_start(self, state: Any, logger: Any) -> None:
-        self.life.append(f"epoch_start {int(state.timestamp.epoch)}")
-
-    def epoch_end(self, state: Any, logger: Any) -> None:
-        self.life.append(f"epoch_end {int(state.timestamp.epoch)}")
-
-    def batch_start(self, state: Any, logger: Any) -> None:
-        self.life.append(f"batch_start {int(state.timestamp.batch)}")
+    fit_start, fit_end = tells("fit_start"), tells("fit_end")
+    epoch_start, epoch_end = tells("epoch_start", "epoch"), tells("epoch_end", "epoch")
+    batch_start, close = tells("batch_start", "batch"), tells("close", "batch")
 
     def batch_end(self, state: Any, logger: Any) -> None:
-        del logger
         self.saved.append((int(state.timestamp.batch), self.queue))
         self.queue = []
-
-    def fit_end(self, state: Any, logger: Any) -> None:
-        self.life.append("fit_end")
-
-    def close(self, state: Any, logger: Any) -> None:
-        self.life.append(f"close {int(state.timestamp.batch)}")
 
     def post_close(self) -> None:
         self.life.append("post_close")
 
     def process_duration_event(
-        self,
-        name: str,
-        categories: Sequence[str],
-        is_start: bool,
-        timestamp: Timestamp,
-        wall_clock_time_ns: int,
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
         self.queue.append(f"{'B' if is_start else 'E'} {name} {','.join(categories)} {timestamp.batch.value}")
 
@@ -128,12 +112,7 @@ class ReferenceHandler(TraceHandler):
         self.queue.append(f"i {name}")
 
     def process_counter_event(
-        self,
-        name: str,
-        categories: Sequence[str],
-        timestamp: Timestamp,
-        wall_clock_time_ns: int,
-        values: Any,
+        self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int, values: Any
     ) -> None:
         self.queue.append(f"C {name} {json.dumps(values)}")
 
@@ -141,26 +120,21 @@ class ReferenceHandler(TraceHandler):
         self.files.append(filepath)
 
 
-def play(profiler: Any) -> None:
-    for _ in range(2):
-        with profiler.marker("m", categories=["a", "b"]):
-            pass
-        profiler.marker("i").instant()
-        profiler.marker("c").counter({"x": 1.5})
-        profiler.step()
-    profiler.record_chrome_json_trace_file("torch.json")
-    profiler.next_epoch()
-
-
 @pytest.mark.parametrize("native", [True, False])
 def test_a_handler_written_for_composer_gets_what_composer_gives_in_composers_form(native: bool) -> None:
     handler = ReferenceHandler()
+    profiler: Any = Profiler(always, handler, **QUIET)
     if native:
-        profiler: Any = tracekit.Profiler(handler, rank=0, run_id="r", record_batches=False)
-    else:
-        profiler = Profiler(always, handler, **QUIET)
+        profiler = tracekit.Profiler(handler, rank=0, run_id="r", record_batches=False)
     with profiler:
-        play(profiler)
+        for _ in range(2):
+            with profiler.marker("m", categories=["a", "b"]):
+                pass
+            profiler.marker("i").instant()
+            profiler.marker("c").counter({"x": 1.5})
+            profiler.step()
+        profiler.record_chrome_json_trace_file("torch.json")
+        profiler.next_epoch()
     assert handler.saved == [
         (1, ["B m a,b 0", "E m a,b 0", "i i", 'C c {"x": 1.5}']),
         (2, ["B m a,b 1", "E m a,b 1", "i i", 'C c {"x": 1.5}']),
@@ -173,33 +147,27 @@ def test_a_handler_written_for_composer_gets_what_composer_gives_in_composers_fo
     assert profiler.stats.failures == {}
 
 
-def test_run_event_gets_every_event_where_a_handler_has_it_and_super_works_through_the_subclasses() -> None:
-    class Base(TraceHandler):
-        calls: list[str]
+def test_run_event_gets_every_event_and_super_works_through_the_subclasses() -> None:
+    calls: list[str] = []
 
+    class Base(TraceHandler):
         def batch_end(self, state: Any, logger: Any) -> None:
-            self.calls.append("base")
+            calls.append("base")
 
     class Derived(Base):
-        def __init__(self) -> None:
-            self.calls = []
-
         def run_event(self, event: Any, state: Any, logger: Any) -> None:
-            self.calls.append(event.value)
+            calls.append(event.value)
             if event == Event.BATCH_END:
                 super().run_event(event, state, logger)
 
         def batch_end(self, state: Any, logger: Any) -> None:
-            self.calls.append("derived")
+            calls.append("derived")
             super().batch_end(state, logger)
             super().epoch_end(state, logger)  # Composer's own does nothing
 
-    handler = Derived()
-    with tracekit.Profiler(handler, rank=0) as profiler:
+    with tracekit.Profiler(Derived(), rank=0) as profiler:
         profiler.step()
-    assert handler.calls == [
-        *("init", "fit_start", "epoch_start", "batch_start", "batch_end", "derived", "base", "fit_end"),
-    ]
+    assert calls == [*("init", "fit_start", "epoch_start", "batch_start", "batch_end", "derived", "base", "fit_end")]
 
 
 def test_what_a_handler_calls_its_own_methods_and_attributes_does_not_matter() -> None:
@@ -235,9 +203,7 @@ def test_a_profiler_takes_what_has_composers_methods_whatever_its_class_and_noth
     handler = Foreign()
     with Profiler(always, handler, **QUIET) as profiler:
         profiler.marker("m").instant()
-    assert handler.seen == [
-        *("init", "fit_start", "epoch_start", "batch_start", "m", "fit_end", "close", "post_close"),
-    ]
+    assert handler.seen == [*("init", "fit_start", "epoch_start", "batch_start", "m", "fit_end", "close", "post_close")]
     with pytest.raises(ConfigError, match="trace_handlers must be a TraceHandler"):
         Profiler(always, [handler, 5], **QUIET)
 
@@ -279,25 +245,20 @@ def test_what_only_a_trainer_has_is_missing_with_a_reason_and_never_reaches_the_
     assert closed == []  # as in Composer: only where close did not fail
 
 
-def test_a_state_that_is_kept_knows_the_profiler_that_runs_now() -> None:
+def test_a_state_that_is_kept_knows_the_profiler_that_runs_now_and_init_may_fail() -> None:
     kept: list[Any] = []
 
     class Keeps(TraceHandler):
         def init(self, state: Any, logger: Any) -> None:
             kept.append(state)
+            if len(kept) == 2:
+                raise FileNotFoundError("no folder")
 
     with tracekit.Profiler(Keeps(), rank=0) as profiler:  # it becomes the active one after `init`
         assert kept[0].profiler is profiler
     assert kept[0].profiler is None
-
-
-def test_what_init_raises_stops_the_profiler_from_starting() -> None:
-    class NoFolder(TraceHandler):
-        def init(self, state: Any, logger: Any) -> None:
-            raise FileNotFoundError("no folder")
-
     with pytest.raises(tracekit.HandlerError, match="no folder"):
-        tracekit.Profiler(NoFolder(), rank=0).start()
+        tracekit.Profiler(Keeps(), rank=0).start()
 
 
 class TestTheReferenceHandlerKeepsTheContract(TraceHandlerContract):
@@ -310,13 +271,13 @@ class TestAHandlerOfComposersOwnClassKeepsTheContract(TraceHandlerContract):
         return adapted(OwnNames())
 
 
-# ---- the profiler ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("psutil", reason="psutil is not installed")
     monkeypatch.chdir(tmp_path)
+    earlier = Path("r/traces/ep0-ba0-rank0.json")
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("of an earlier run")
     profiler = Profiler(
         trace_handlers=[JSONTraceHandler(folder="{run_name}/traces", overwrite=True)],
         schedule=cyclic_schedule(wait=0, warmup=1, active=2, repeat=1),
@@ -338,16 +299,15 @@ def test_the_usual_calls_of_a_script_for_composer(tmp_path: Path, monkeypatch: p
             profiler.step(samples=8)
         assert profiler.timestamp.sample == Time(32, TimeUnit.SAMPLE)
         assert profiler.timestamp >= ensure_time("4ba", TimeUnit.BATCH)
-    traces = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
-    assert traces == ["r/traces/ep0-ba0-rank0.json", "torch/rank0.1.pt.trace.json"]
-    events = json.loads((tmp_path / traces[0]).read_text())
-    names = [event["name"] for event in events if event["ph"] in "XBi"]
+    assert earlier.read_text() == "of an earlier run", "nothing is replaced"
+    assert [path.name for path in Path("torch").iterdir()] == ["rank0.1.pt.trace.json"]
+    (trace,) = set(earlier.parent.iterdir()) - {earlier}
+    assert trace.name == "ep0-ba0-rank0-2.json"
+    names = [event["name"] for event in json.loads(trace.read_text()) if event["ph"] in "XBi"]
     assert sorted(names) == ["train"] * 3 + ["warm"]
     # Not their counters: the loop may be over before any rate is known.
-    assert [type(source).__name__ for source in profiler.recorder._options.sources] == [
-        "SystemProfiler",
-        "TorchProfiler",
-    ]
+    sources = [type(source).__name__ for source in profiler.recorder._options.sources]
+    assert sources == ["SystemProfiler", "TorchProfiler"]
 
 
 def test_a_schedule_written_for_composers_state_decides(caplog: pytest.LogCaptureFixture) -> None:
@@ -410,7 +370,7 @@ def test_the_first_call_decides_about_a_marker_as_the_start_and_the_finish_of_a_
     assert kinds == [("SliceBegin", ("a",)), ("SliceEnd", ("a",)), ("Instant", ("b",))]
 
 
-def test_the_arguments_become_the_sources_of_tracekit() -> None:
+def test_the_arguments_become_the_sources_and_the_options_of_tracekit() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("psutil", reason="psutil is not installed")
 
@@ -422,6 +382,7 @@ def test_the_arguments_become_the_sources_of_tracekit() -> None:
     assert kinds() == ["SystemProfiler", "TorchProfiler"]
     assert kinds(sys_prof_cpu=False) == ["TorchProfiler"]
     assert kinds(torch_prof_profile_memory=False, torch_prof_with_flops=False) == ["SystemProfiler"]
+    assert Profiler(always, [], **QUIET).counts == "global"
     with pytest.raises(ConfigError, match="with_stack=True"):
         kinds(torch_prof_memory_filename="memory{batch}.html")
     with pytest.raises(ConfigError, match="schedule must be a function"):
@@ -456,31 +417,19 @@ def test_handlers_can_be_replaced_until_they_are_used() -> None:
         profiler._nothing_of_this_name  # noqa: B018
 
 
-def test_samples_are_counted_over_all_ranks_as_in_composer() -> None:
-    assert Profiler(always, [], **QUIET).counts == "global"
-
-
-def test_every_name_of_composers_profiler_is_there() -> None:
-    named = {"Marker", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule", "JSONTraceHandler"}
-    assert named | {"Time", "TimeUnit", "Timestamp", "ensure_time"} <= set(composer.__all__)
-    assert (composer.SystemProfiler, composer.TorchProfiler) == (tracekit.SystemProfiler, tracekit.TorchProfiler)
-    with pytest.raises(AttributeError, match="nothing"):
-        composer.nothing  # noqa: B018
-
-
-def test_everything_can_be_imported_at_once_where_composer_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_name_of_composers_profiler_can_be_imported_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "composer", None)
+    monkeypatch.setitem(sys.modules, "composer.core", None)
     monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
     names: dict[str, Any] = {}
     exec("from tracekit.integrations.composer import *", names)
-    assert set(composer.__all__) <= set(names)
-
-
-def test_without_composer_the_callback_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "composer.core", None)
-    monkeypatch.delitem(sys.modules, "tracekit.integrations.composer.callback", raising=False)
+    named = {"Marker", "Profiler", "ProfilerAction", "TraceHandler", "cyclic_schedule", "JSONTraceHandler"}
+    assert named | {"Time", "TimeUnit", "Timestamp", "ensure_time"} <= set(composer.__all__) <= set(names)
+    assert (composer.SystemProfiler, composer.TorchProfiler) == (tracekit.SystemProfiler, tracekit.TorchProfiler)
+    with pytest.raises(AttributeError, match="nothing"):
+        composer.nothing  # noqa: B018
     with pytest.raises(ImportError, match="pip install mosaicml"):
-        importlib.import_module("tracekit.integrations.composer").TracekitCallback  # noqa: B018
+        composer.TracekitCallback  # noqa: B018
 
 
 class FakeEvent(enum.Enum):
@@ -569,18 +518,6 @@ def test_a_bound_handler_has_the_state_and_with_the_first_event_the_logger(marke
     assert profiler.recorder.stats.failures == {}
 
 
-# ---- merging ----------------------------------------------------------------------------------------------------------------
-
-
-def test_only_a_merged_trace_filename_merges(caplog: pytest.LogCaptureFixture) -> None:
-    for options in ({}, {"merged_trace_remote_file_name": "s3://b/m.json"}):
-        handler = JSONTraceHandler("traces", **options)
-        assert handler.__reduce__()[0].keywords["merged_filename"] is None
-    assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "nothing is merged: merged_trace_remote_file_name needs merged_trace_filename"
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "merged", "every_window"),
     [
@@ -589,11 +526,18 @@ def test_only_a_merged_trace_filename_merges(caplog: pytest.LogCaptureFixture) -
         (("t", "{rank}.json", None, "m.json", "{run_name}/m.json"), "t/m.json", False),
         (("t", "{rank}.json", "s3://b/{rank}.json", "m.json", "s3://b/{run_name}.json"), "s3://b/{run_id}.json", False),
         (("t", "{rank}.json", None, "node{node_rank}.json"), "t/node{node}.json", False),
+        (("t",), None, False),
+        (("t", "{rank}.json", None, None, "s3://b/m.json"), None, False),
     ],
 )
-def test_a_merged_trace_is_named_as_in_composer(arguments: tuple[Any, ...], merged: str, every_window: bool) -> None:
+def test_a_merged_trace_is_named_as_in_composer(
+    arguments: tuple[Any, ...], merged: str | None, every_window: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     options = JSONTraceHandler(*arguments).__reduce__()[0].keywords
     assert (options["merged_filename"], options["merge_every_window"]) == (merged, every_window)
+    assert ("nothing is merged: merged_trace_remote_file_name needs" in caplog.text) == (
+        merged is None and len(arguments) > 1
+    )
 
 
 MERGES = """
@@ -610,19 +554,6 @@ with Profiler(lambda state: ProfilerAction.ACTIVE, handler, rank=0, run_id="r", 
 def test_a_merged_trace_that_is_asked_for_is_written_by_the_end_of_the_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", MERGES, str(tmp_path)], check=True, capture_output=True, timeout=100)
     assert json.loads((tmp_path / "merged.json").read_text())
-
-
-# ---- what hurt in Composer, where no other test shows it ------------------------------------------------------------------
-
-
-def test_a_folder_that_is_not_empty_is_written_to_and_nothing_in_it_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "ep0-ba0-rank0.json").write_text("of an earlier run")
-    handler = JSONTraceHandler(folder=str(tmp_path), overwrite=True)
-    with Profiler(always, handler, **QUIET) as profiler, profiler.marker("m"):
-        pass
-    assert (tmp_path / "ep0-ba0-rank0.json").read_text() == "of an earlier run"
-    events = json.loads((tmp_path / "ep0-ba0-rank0-2.json").read_text())
-    assert [event["name"] for event in events if event["ph"] in "XB"] == ["m"]
 
 
 def test_a_merge_renames_within_the_folder_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

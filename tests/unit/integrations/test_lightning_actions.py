@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tracekit import MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning.actions import ActionSlices, action_of
 from tracekit.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHECKPOINT = "[Callback]ModelCheckpoint{'monitor': None, 'mode': 'min', 'every_n_train_steps': 0}.on_train_batch_end"
 
@@ -32,6 +36,8 @@ CHECKPOINT = "[Callback]ModelCheckpoint{'monitor': None, 'mode': 'min', 'every_n
             "data loading",
         ),
         ("[_PredictionLoop].predict_next", "predict_next", ("lightning", "predictionloop"), "data loading"),
+        ("[Logger]CSVLogger.log_metrics", "CSVLogger.log_metrics", ("lightning", "logger"), "logging"),
+        ("[Callback]TimeProfiler.setup", "TimeProfiler.setup", ("lightning", "callback"), "callbacks"),
         ("my own action", "my own action", ("lightning",), None),
         ("", "", ("lightning",), None),
     ],
@@ -52,40 +58,35 @@ def test_tables_name_the_kind_of_an_owner_and_not_its_arguments() -> None:
     assert row.split()[:2] == ["[Callback]ModelCheckpoint.on_train_batch_end", "2"]
 
 
-def test_hooks_of_tracekit_itself_are_known() -> None:
-    assert action_of("[Callback]tracekit.TimeProfiler.on_train_batch_start").own
-    assert action_of("[Callback]tracekit.MyProfiler{'a': 1}.on_train_batch_start").own
-    assert not action_of("[Callback]TimeProfiler.on_train_batch_start").own
-    assert action_of("[Logger]CSVLogger.log_metrics").part == "logging"
-
-
 def slices_of(memory: MemoryTraceHandler) -> list[tuple[str, str | None]]:
     return [(begin.label.name, (end.label.args or {}).get("exception")) for begin, end in memory.slices]
 
 
-def test_actions_nest_and_may_be_open_several_times() -> None:
+@pytest.mark.parametrize(
+    ("starts", "stops", "ended"),
+    [
+        ("aba", "aba", "aba"),
+        ("ab", "ab", "ab"),
+        ("ab", "", "ba"),
+        (["[Callback]tracekit.TimeProfiler.setup"], ["[Callback]tracekit.TimeProfiler.setup"], ""),
+        (["[Callback]tracekit.MyProfiler{'a': 1}.on_train_batch_start"], [], ""),
+    ],
+    ids=["open several times", "overlapping", "open at the end", "a hook of tracekit itself", "of a subclass"],
+)
+def test_actions_are_slices(starts: Sequence[str], stops: Sequence[str], ended: str) -> None:
     memory, clock = MemoryTraceHandler(), FakeClock()
     with Profiler(memory, rank=0):
         slices = ActionSlices(clock.clock)
-        for name in ("a", "b", "a"):
+        for name in starts:
             slices.start(name)
             clock.advance(1_000_000_000)
-        for name in ("a", "b", "a"):
+        for name in stops:
             slices.stop(name)
-    assert [name for name, _ in slices_of(memory)] == ["a", "b", "a"]
-    durations = slices.durations()
-    assert (durations["a"].count, durations["a"].total_ns, durations["b"].total_ns) == (2, 4_000_000_000, 2_000_000_000)
-
-
-def test_actions_that_overlap_are_both_kept() -> None:
-    memory = MemoryTraceHandler()
-    with Profiler(memory, rank=0):
-        slices = ActionSlices()
-        slices.start("a")
-        slices.start("b")
-        slices.stop("a")
-        slices.stop("b")
-    assert {name for name, _ in slices_of(memory)} == {"a", "b"}
+        slices.close()
+    assert [name for name, _ in slices_of(memory)] == [*ended]
+    if ended == "aba":
+        found = slices.durations()
+        assert (found["a"].count, found["a"].total_ns, found["b"].total_ns) == (2, 4_000_000_000, 2_000_000_000)
 
 
 def test_threads_do_not_disturb_each_other() -> None:
@@ -199,49 +200,26 @@ def test_strict_slices_raise_for_a_wrong_start_and_stop_unless_an_exception_is_h
         slices.stop("a")  # raises nothing that would replace it
 
 
-def test_what_is_open_at_the_end_is_ended() -> None:
-    memory = MemoryTraceHandler()
-    with Profiler(memory, rank=0):
-        slices = ActionSlices()
-        slices.start("outer")
-        slices.start("inner")
-        slices.close()
-    assert slices_of(memory) == [("inner", None), ("outer", None)]
-
-
-def test_hooks_of_tracekit_itself_get_no_slice() -> None:
-    memory = MemoryTraceHandler()
-    with Profiler(memory, rank=0):
-        slices = ActionSlices()
-        slices.start("[Callback]tracekit.TimeProfiler.setup")
-        slices.stop("[Callback]tracekit.TimeProfiler.setup")
-    assert slices_of(memory) == []
-
-
 def test_the_table_states_units_and_puts_the_largest_first() -> None:
     clock = FakeClock()
     slices = ActionSlices(clock.clock)
     assert slices.summary() == ""
-    for name, seconds, times in (("[LightningModule]Net.small", 1, 2), ("large", 6, 1)):
-        for _ in range(times):
-            slices.start(name)
-            clock.advance(seconds * 1_000_000_000)
-            slices.stop(name)
-    header, _, *lines = [" ".join(line.split()) for line in slices.summary().splitlines()]
-    assert header == "Action Calls Total (s) Mean (s) p50 (s) p95 (s) Max (s) Percentage %"
-    assert lines[0] == f"large 1 {'6.000000 ' * 5}75.00"
-    assert lines[1] == f"[LightningModule]Net.small 2 2.000000 {'1.000000 ' * 4}25.00"
+    for name, seconds in (("[LightningModule]Net.small", 1), ("large", 6), ("[LightningModule]Net.small", 1)):
+        slices.start(name)
+        clock.advance(seconds * 1_000_000_000)
+        slices.stop(name)
 
+    def table() -> list[str]:
+        header, _, *lines = [" ".join(line.split()) for line in slices.summary().splitlines()]
+        return [header, *lines]
 
-def test_a_table_that_is_not_extended_has_total_and_mean_alone() -> None:
-    clock = FakeClock()
-    slices = ActionSlices(clock.clock)
+    assert table() == [
+        "Action Calls Total (s) Mean (s) p50 (s) p95 (s) Max (s) Percentage %",
+        f"large 1 {'6.000000 ' * 5}75.00",
+        f"[LightningModule]Net.small 2 2.000000 {'1.000000 ' * 4}25.00",
+    ]
     slices.extended = False
-    slices.start("a")
-    clock.advance(1_000_000_000)
-    slices.stop("a")
-    header, _, line = [" ".join(line.split()) for line in slices.summary().splitlines()]
-    assert (header, line) == ("Action Total (s) Mean (s)", "a 1.000000 1.000000")
+    assert table()[:2] == ["Action Total (s) Mean (s)", "large 6.000000 6.000000"]
 
 
 def test_it_can_be_sent_to_another_process_without_what_it_measured() -> None:

@@ -43,9 +43,6 @@ def memory() -> Iterator[Any]:
     memory.pseudo_dirs[:] = [""]
 
 
-# ---- packing --------------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_content_packs_to_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"x" * 3_000_000)
@@ -57,8 +54,12 @@ def test_the_same_content_packs_to_the_same_bytes(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.gz").stat().st_mode) == 0o600
 
 
-def test_packing_that_is_stopped_or_fails_leaves_the_plain_file_alone(tmp_path: Path) -> None:
+def test_packing_that_is_stopped_or_fails_leaves_the_plain_file_alone_and_brings_none_back(tmp_path: Path) -> None:
     plain = tmp_path / "a"
+    assert not pack(plain, tmp_path / "a.gz"), "there is none"
+    plain.write_bytes(b"x")
+    assert not pack(plain, tmp_path / "a.gz", lambda: bool(plain.unlink())), "it is removed while it is packed"
+    assert list(tmp_path.iterdir()) == []
     plain.write_bytes(b"x")
     with pytest.raises(StoppedError):
         pack(plain, tmp_path / "a.gz", lambda: True)
@@ -67,14 +68,6 @@ def test_packing_that_is_stopped_or_fails_leaves_the_plain_file_alone(tmp_path: 
         pack(plain, tmp_path / "a.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.gz"]
     assert (tmp_path / "a.gz").read_bytes() == b"precious"
-
-
-def test_a_file_that_is_removed_while_it_is_packed_does_not_come_back(tmp_path: Path) -> None:
-    plain = tmp_path / "a"
-    assert not pack(plain, tmp_path / "a.gz")
-    plain.write_bytes(b"x")
-    assert not pack(plain, tmp_path / "a.gz", lambda: bool(plain.unlink()))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_delivery_does_not_wait_for_packing_and_the_plain_file_stays_until_then(
@@ -135,9 +128,6 @@ def test_what_cannot_be_packed_stays_plain_and_the_next_is_packed(
     assert "a.json cannot be packed (File exists); kept plain" in caplog.text
 
 
-# ---- calls that hang, pauses, notices ----------------------------------------------------------------------------------------
-
-
 def test_a_call_that_hangs_is_given_up_and_another_thread_takes_its_place() -> None:
     caller, let_go = Caller("tracekit-test"), threading.Event()
     assert caller.call(lambda: 7, 10) == 7
@@ -170,16 +160,13 @@ def test_pauses_grow_to_a_limit_and_answers_get_more_time_when_they_need_it() ->
 
 
 def test_a_notice_of_each_kind_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    now_ns = [0]
-    notices = Notices(lambda: now_ns[0])
+    now_ns = 0
+    notices = Notices(lambda: now_ns)
     for second in range(0, 130, 10):
-        now_ns[0] = second * 10**9
+        now_ns = second * 10**9
         notices.warn("a", "a at %d", second)
     notices.warn("b", "b at %d", 1)
-    assert [record.getMessage() for record in caplog.records] == ["a at 0", "a at 60", "a at 120", "b at 1"]
-
-
-# ---- the spool ---------------------------------------------------------------------------------------------------------------
+    assert caplog.messages == ["a at 0", "a at 60", "a at 120", "b at 1"]
 
 
 def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Path) -> None:
@@ -225,11 +212,6 @@ def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Pat
         Spool.load(tmp_path)
 
 
-def test_the_default_root_is_told_by_the_environment_or_is_this_user_s_own(tmp_path: Path) -> None:
-    assert default_root({"TRACEKIT_SPOOL": "/x"}) == Path("/x")
-    assert default_root({}).name == f"tracekit-spool-{os.geteuid()}"
-
-
 @pytest.mark.parametrize("kind", ["another user's", "open to others", "link", "file"])
 def test_a_default_spool_folder_that_somebody_prepared_is_not_used_and_training_starts(
     tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
@@ -272,17 +254,15 @@ def test_spools_in_a_default_folder_of_somebody_else_are_not_uploaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its journal could name any file and any address."""
+    assert default_root({"TRACEKIT_SPOOL": "/x"}) == Path("/x")
     monkeypatch.delenv("TRACEKIT_SPOOL", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     spool = Spool.create(None, HEADER)
     spool.close()
-    assert spool.folder.parent == default_root()
+    assert spool.folder.parent == default_root() == tmp_path / f"tracekit-spool-{os.geteuid()}"
     assert default_spools() == [spool.folder]
     default_root().chmod(0o777)
     assert default_spools() == []
-
-
-# ---- the index ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -316,9 +296,6 @@ def test_an_index_lists_what_was_finished_and_a_reader_finds_it(tmp_path: Path) 
         ("/tmp/epoch1/b.json", "waiting"),
     ]
     assert listed_segments({"traceEvents": []}, "x") is None
-
-
-# ---- uploading -----------------------------------------------------------------------------------------------------------------
 
 
 def outbox_in(tmp_path: Path, **options: Any) -> UploadingOutbox:
@@ -422,22 +399,20 @@ def test_a_file_that_somebody_takes_out_of_the_spool_is_counted(
     assert sorted(memory.ls("/b/run", detail=False))[:2] == ["/b/run/p0.json", "/b/run/p2.json"]
 
 
-def test_a_spool_in_use_and_one_without_its_files_say_so(tmp_path: Path, memory: Any) -> None:
+def test_a_spool_without_its_files_says_so(tmp_path: Path, memory: Any) -> None:
     spool = Spool.create(tmp_path, HEADER)
     segment = spool.begin("memory://b/run/p0.json")
-    (spool.folder / segment.file).write_text("[]")
     spool.finish(segment, 1, 1, 2)
-    (spool.folder / segment.file).unlink()
     spool.begin("memory://b/run/p1.json")
     spool.close()
     report = finish_spool(spool.folder, retry=IMPATIENT)
     assert not report.complete
     assert report.lost == [str(spool.folder / segment.file)]
     assert report.to_json()["index"]["uploaded"] is True
-    del memory
 
 
-def test_put_makes_an_object_once_and_says_when_it_is_there(tmp_path: Path, memory: Any) -> None:
+@pytest.mark.usefixtures("memory")
+def test_put_makes_an_object_once_and_says_when_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     storage.put(str(tmp_path / "a"), "memory://b/a")
     with pytest.raises(AlreadyThereError):
@@ -446,7 +421,6 @@ def test_put_makes_an_object_once_and_says_when_it_is_there(tmp_path: Path, memo
     storage.put(str(tmp_path / "a"), "memory://b/a", replace=True)
     assert storage.read("memory://b/a") == b"2"
     assert storage.read("memory://b/nothing") is None
-    del memory
 
 
 @pytest.mark.parametrize("found", [None, b"<html>"])

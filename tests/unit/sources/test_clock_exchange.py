@@ -116,12 +116,6 @@ def test_the_true_offset_lies_within_the_bound_however_unequal_the_ways_are(slow
         assert offset.round_trips == 64
 
 
-def test_nothing_is_left_in_the_store_but_the_counts() -> None:
-    store = FakeStore()
-    measure(store)
-    assert sorted(store.values) == [f"tracekit/clock/{name}" for name in ("answered", "asked", "here")]
-
-
 def test_nobody_asks_where_rank_0_has_not_come_or_has_left() -> None:
     store = FakeStore()
     assert asking(store).measure() is None
@@ -180,9 +174,10 @@ def test_a_rank_that_dies_in_the_middle_costs_one_wait() -> None:
     assert answers.ranks == set()
 
 
-def test_a_later_recording_goes_on_where_an_earlier_one_left_off() -> None:
+def test_nothing_is_left_in_the_store_but_the_counts_where_a_later_recording_goes_on() -> None:
     store = FakeStore()
     measure(store)
+    assert sorted(store.values) == [f"tracekit/clock/{name}" for name in ("answered", "asked", "here")]
     assert not answering(store).waiting()
     measure(store)
 
@@ -221,8 +216,5 @@ def test_a_reference_that_was_started_again_begins_anew() -> None:
     drift.add(offset_at(10**9, 0, 10))
     assert drift.add(offset_at(2 * 10**9, 5_000, 10, boot="other")).drift_ppb is None
     assert drift.add(offset_at(3 * 10**9, 5_100, 10, boot="other")).drift_ppb == 100
-
-
-def test_a_wrong_interval_is_refused() -> None:
     with pytest.raises(ConfigError, match="interval must be a number of seconds above 0"):
         ClockSync(0)

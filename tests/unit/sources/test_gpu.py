@@ -226,49 +226,41 @@ def test_the_gpu_is_the_one_that_cuda_gives_the_rank(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert Bench(local_rank=local_rank, devices=devices).handles == expected
-
-
-def test_several_gpus_are_numbered_as_cuda_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    names = {name for name in Bench(devices="all").sample() if "power" in name}
-    assert names == {"gpu 0 power", "gpu 1 power"}
+    bench = Bench(local_rank=local_rank, devices=devices)
+    assert bench.handles == expected
+    numbers = {name.partition(" power")[0] for name in bench.sampled if "power" in name}
+    assert numbers == ({"gpu 0", "gpu 1"} if devices == "all" else {"gpu"}), "several are numbered as CUDA does"
 
 
 @pytest.mark.parametrize(
-    ("visible", "local_rank", "devices", "reason"),
+    ("visible", "local_rank", "devices", "driver", "reason"),
     [
-        ("", 0, None, "CUDA_VISIBLE_DEVICES shows this process none"),
-        ("-1", 0, None, "CUDA_VISIBLE_DEVICES shows this process none"),
-        (None, 2, None, "local rank 2 names GPU 2, and this process sees 2"),
-        (None, 0, [0, 7], "devices names GPU 7, and this process sees 2"),
-        ("GPU-cc", 0, None, "CUDA_VISIBLE_DEVICES names GPU-cc, which NVML does not find"),
+        ("", 0, None, 0, "CUDA_VISIBLE_DEVICES shows this process none"),
+        ("-1", 0, None, 0, "CUDA_VISIBLE_DEVICES shows this process none"),
+        (None, 2, None, 0, "local rank 2 names GPU 2, and this process sees 2"),
+        (None, 0, [0, 7], 0, "devices names GPU 7, and this process sees 2"),
+        ("GPU-cc", 0, None, 0, "CUDA_VISIBLE_DEVICES names GPU-cc, which NVML does not find"),
+        (None, 0, None, NO_DRIVER, "NVML error 9"),
     ],
 )
 def test_no_gpu_for_this_rank_means_no_counters_and_one_line(
     visible: str | None,
     local_rank: int,
     devices: Any,
+    driver: int,
     reason: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    bench = Bench(local_rank=local_rank, devices=devices)
-    assert bench.sample() == {}
-    assert [record.getMessage() for record in caplog.records] == [f"tracekit: no GPU counters: {reason}"]
-    assert bench.failures == []
-
-
-def test_no_driver_means_no_counters_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
     nvml = FakeNvml()
-    nvml.errors = {("nvmlInit", None): NO_DRIVER}
-    bench = Bench(nvml)
+    nvml.errors = {("nvmlInit", None): driver}
+    bench = Bench(nvml, local_rank=local_rank, devices=devices)
+    assert (bench.sample(), bench.failures) == ({}, [])
     bench.source.end_sampling()
-    assert bench.sample() == {}
-    assert [record.getMessage() for record in caplog.records] == ["tracekit: no GPU counters: NVML error 9"]
-    assert "nvmlShutdown" not in nvml.calls
+    assert caplog.messages == [f"tracekit: no GPU counters: {reason}"]
+    assert not driver or "nvmlShutdown" not in nvml.calls
 
 
 def test_a_lost_gpu_takes_its_counters_with_it_and_is_reported_once() -> None:
@@ -308,13 +300,11 @@ def test_gpus_of_several_kinds_whose_order_is_unsure_are_told_of(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("devices", [[], [-1], [True], ["0"], "first", 0, 1.5])
-def test_devices_that_are_none_are_refused(devices: Any) -> None:
-    with pytest.raises(ConfigError, match="GPUProfiler: devices must be"):
-        GPUProfiler(devices=devices, provider=FakeNvml())
-
-
-def test_without_nvidia_ml_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_are_none_and_a_missing_nvidia_ml_py_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong: list[Any] = [[], [-1], [True], ["0"], "first", 0, 1.5]
+    for devices in wrong:
+        with pytest.raises(ConfigError, match="GPUProfiler: devices must be"):
+            GPUProfiler(devices=devices, provider=FakeNvml())
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(MissingExtraError, match=r"GPUProfiler needs nvidia-ml-py: pip install 'tracekit-ml\[gpu\]'"):
         GPUProfiler()

@@ -19,8 +19,8 @@ HOST = "gpu-node-17.cluster.example"
 BOOT = "53c2ee1b-a65b-4f4f-9a4f-7b1d7d6b2f11"
 
 
-def process(**changes: Any) -> ProcessInfo:
-    return dataclasses.replace(detect_process(environ={}), run_id="123.0", host=HOST, boot_id=BOOT, **changes)
+def process() -> ProcessInfo:
+    return dataclasses.replace(detect_process(environ={}), run_id="123.0", host=HOST, boot_id=BOOT)
 
 
 @pytest.mark.parametrize(
@@ -39,35 +39,21 @@ def test_the_argument_counts_before_the_environment(argument: bool | None, varia
     assert privacy.is_wanted(argument, environ) is wanted
 
 
-def test_ranks_of_one_boot_and_host_can_still_be_told_to_be() -> None:
-    here, neighbour = (
-        privacy.anonymous(process(rank=0), environ={}),
-        privacy.anonymous(process(rank=0, pid=7), environ={}),
-    )
-    assert (here.host, here.boot_id) == (neighbour.host, neighbour.boot_id)
+def test_nothing_of_the_host_is_left_and_ranks_of_one_run_can_still_be_told_to_share_it() -> None:
+    def private(**changes: Any) -> ProcessInfo:
+        return privacy.anonymous(dataclasses.replace(process(), **changes), environ={})
+
+    here = private()
     assert here.private
-    # A container of the same machine: its own name, the same clock.
-    container = privacy.anonymous(dataclasses.replace(process(), host="9f8e7d"), environ={})
-    assert container.host != here.host
-    assert container.boot_id == here.boot_id
-    other = privacy.anonymous(dataclasses.replace(process(), boot_id="another"), environ={})
-    assert other.boot_id != here.boot_id
-    assert privacy.anonymous(dataclasses.replace(process(), boot_id=None), environ={}).boot_id is None
-
-
-def test_nothing_of_the_host_is_left_and_runs_cannot_be_linked() -> None:
-    first = privacy.anonymous(process(), environ={})
-    second = privacy.anonymous(dataclasses.replace(process(), run_id="124.0"), environ={})
-    for text in (HOST, "gpu-node", BOOT, BOOT[:8]):
-        assert text not in repr(first)
-    assert first.host != second.host
-    assert first.boot_id != second.boot_id
-
-
-def test_children_of_a_private_rank_are_private_and_on_the_same_host() -> None:
-    rank = privacy.anonymous(process(), environ={})
-    child = rank.as_child("worker 0", 0)
-    assert (child.private, child.host, child.boot_id) == (True, rank.host, rank.boot_id)
+    assert not [text for text in (HOST, "gpu-node", BOOT, BOOT[:8]) if text in repr(here)]
+    for same in (private(pid=7), here.as_child("worker 0", 0)):
+        assert (same.private, same.host, same.boot_id) == (True, here.host, here.boot_id)
+    container = private(host="9f8e7d")  # of the same machine: its own name, the same clock
+    assert (container.host == here.host, container.boot_id == here.boot_id) == (False, True)
+    assert private(boot_id="another").boot_id != here.boot_id
+    assert private(boot_id=None).boot_id is None
+    other_run = private(run_id="124.0")
+    assert (other_run.host == here.host, other_run.boot_id == here.boot_id) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -82,17 +68,14 @@ def test_children_of_a_private_rank_are_private_and_on_the_same_host() -> None:
         (f"prterun-{HOST}-4711@1", False),
     ],
 )
-def test_a_run_id_that_nobody_chose_is_kept_where_it_tells_nothing(run_id: str, kept: bool) -> None:
-    found = privacy.anonymous(dataclasses.replace(process(), run_id=run_id), environ={}).run_id
+def test_a_run_id_is_kept_where_it_tells_nothing_or_was_chosen(run_id: str, kept: bool) -> None:
+    own = dataclasses.replace(process(), run_id=run_id)
+    found = privacy.anonymous(own, environ={}).run_id
     assert (found == run_id) == kept
     assert kept or (found.startswith("run-") and "gpu" not in found and "10.1" not in found)
-
-
-def test_a_run_id_that_was_chosen_is_kept() -> None:
-    chosen = dataclasses.replace(process(), run_id="my experiment")
-    assert privacy.anonymous(chosen, "my experiment", {}).run_id == "my experiment"
-    assert privacy.anonymous(chosen, None, {"TRACEKIT_RUN_ID": "my experiment"}).run_id == "my experiment"
-    assert privacy.anonymous(chosen, None, {"TORCHELASTIC_RUN_ID": "my experiment"}).run_id == "my experiment"
+    assert privacy.anonymous(own, run_id, {}).run_id == run_id
+    for variable in ("TRACEKIT_RUN_ID", "TORCHELASTIC_RUN_ID"):
+        assert privacy.anonymous(own, None, {variable: run_id}).run_id == run_id
 
 
 @pytest.mark.parametrize("host", ["h", HOST])

@@ -126,97 +126,74 @@ def test_names_and_series_carry_their_units() -> None:
         "host network": ["received_bytes_per_s", "sent_bytes_per_s"],
     }
     assert bench.recorder.categories == {("system",)}
+    assert bench.recorder.values("host memory") == [{"used_bytes": 1000, "available_bytes": 3000}] * 2
 
 
-def test_bytes_are_recorded_as_bytes() -> None:
-    bench = Bench(**only("memory"))
-    bench.sample()
-    assert bench.recorder.counters == [
-        ("host memory", {"used_bytes": 1000, "available_bytes": 3000}),
-        ("host swap", {"used_bytes": 0}),
-    ]
+def disk(read: int, written: int) -> SimpleNamespace:
+    return SimpleNamespace(read_bytes=read, write_bytes=written)
 
 
-def test_a_rate_is_the_growth_over_the_time_between_two_samples() -> None:
-    bench = Bench(**only("disk"))
-    bench.sample()
-    bench.psutil.disk = SimpleNamespace(read_bytes=1000, write_bytes=50)
-    bench.sample(0.5)
-    bench.psutil.disk = SimpleNamespace(read_bytes=1000, write_bytes=450)
-    bench.sample(4)
-    assert bench.recorder.values("host disk") == [
-        {"read_bytes_per_s": 2000.0, "written_bytes_per_s": 100.0},
-        {"read_bytes_per_s": 0.0, "written_bytes_per_s": 100.0},
-    ]
+def nics(*names: str, received: int, sent: int) -> dict[str, SimpleNamespace]:
+    return {name: SimpleNamespace(bytes_recv=received, bytes_sent=sent) for name in names}
 
 
-def test_process_cpu_is_in_percent_of_one_core() -> None:
-    bench = Bench(**only("process"))
-    bench.sample()
-    bench.psutil.times = SimpleNamespace(user=2.0, system=1.0)
-    bench.sample(2)
-    assert bench.recorder.values("process cpu") == [{"percent": 150.0}]
-
-
-def test_host_cpu_is_in_percent_of_all_cores_and_waiting_is_idle() -> None:
-    bench = Bench(**only("cpu"))
-    bench.sample()
+IDLE = CpuTimes(user=0.0, nice=0.0, system=0.0, idle=0.0, iowait=0.0, guest=0.0, guest_nice=0.0)
+LOOPBACKS = ("lo", "lo0", "Loopback Pseudo-Interface 1")
+RATES: dict[str, tuple[str, list[tuple[float, Any]], list[dict[str, float]]]] = {
+    "growth over the time between two samples": (
+        "host disk",
+        [(0, disk(0, 0)), (0.5, disk(1000, 50)), (4, disk(1000, 450))],
+        [
+            {"read_bytes_per_s": 2000.0, "written_bytes_per_s": 100.0},
+            {"read_bytes_per_s": 0.0, "written_bytes_per_s": 100.0},
+        ],
+    ),
+    "none of a counter that went back, which is the next base": (
+        "host disk",
+        [(0, disk(2**32 - 1, 0)), (1, disk(5, 8)), (1, disk(6, 8))],
+        [{"written_bytes_per_s": 8.0}, {"read_bytes_per_s": 1.0, "written_bytes_per_s": 0.0}],
+    ),
+    "none of two samples at one moment": ("host disk", [(0, disk(0, 0)), (0, disk(1, 1))], []),
+    "percent of one core": (
+        "process cpu",
+        [(0, SimpleNamespace(user=0.0, system=0.0)), (2, SimpleNamespace(user=2.0, system=1.0))],
+        [{"percent": 150.0}],
+    ),
     # Of 4 cores in 2 s: 3 s of user time, of which 1 s for guests, 1 s system, the rest idle or waiting.
-    bench.psutil.cpu = CpuTimes(user=3.0, nice=0.0, system=1.0, idle=3.0, iowait=1.0, guest=1.0, guest_nice=0.0)
-    bench.sample(2)
-    assert bench.recorder.values("host cpu") == [{"percent": 50.0}]
+    "percent of all cores, of which waiting ones are idle": (
+        "host cpu",
+        [(0, IDLE), (2, IDLE._replace(user=3.0, system=1.0, idle=3.0, iowait=1.0, guest=1.0))],
+        [{"percent": 50.0}],
+    ),
+    "never above 100 percent": ("host cpu", [(0, IDLE), (1, IDLE._replace(user=4.04))], [{"percent": 100.0}]),
+    "interfaces added up without the loopback": (
+        "host network",
+        [
+            (0, nics("eth0", "eth1", *LOOPBACKS, received=0, sent=0)),
+            (1, nics("eth0", "eth1", *LOOPBACKS, received=100, sent=10)),
+        ],
+        [{"received_bytes_per_s": 200.0, "sent_bytes_per_s": 20.0}],
+    ),
+    "interfaces that come and go": (
+        "host network",
+        [
+            (0, nics("eth0", received=0, sent=0) | nics("usb0", received=10**12, sent=10**12)),
+            (1, nics("eth0", received=100, sent=10) | nics("eth9", received=10**12, sent=10**12)),
+        ],
+        [{"received_bytes_per_s": 100.0, "sent_bytes_per_s": 10.0}],
+    ),
+}
+SOURCES = {"host disk": "disk", "process cpu": "times", "host cpu": "cpu", "host network": "nics"}
 
 
-def test_host_cpu_never_exceeds_100_percent() -> None:
-    bench = Bench(**only("cpu"))
-    bench.sample()
-    bench.psutil.cpu = bench.psutil.cpu._replace(user=4.04)
-    bench.sample(1)
-    assert bench.recorder.values("host cpu") == [{"percent": 100.0}]
-
-
-def test_interfaces_are_added_up_and_the_loopback_is_left_out() -> None:
-    bench = Bench(**only("network"))
-    for nic in ("eth1", "lo", "lo0", "Loopback Pseudo-Interface 1"):
-        bench.psutil.nics[nic] = SimpleNamespace(bytes_recv=0, bytes_sent=0)
-    bench.sample()
-    for nic in bench.psutil.nics:
-        bench.psutil.nics[nic] = SimpleNamespace(bytes_recv=100, bytes_sent=10)
-    bench.sample(1)
-    assert bench.recorder.values("host network") == [{"received_bytes_per_s": 200.0, "sent_bytes_per_s": 20.0}]
-
-
-def test_an_interface_that_comes_or_goes_changes_nothing_for_the_others() -> None:
-    bench = Bench(**only("network"))
-    bench.psutil.nics["usb0"] = SimpleNamespace(bytes_recv=10**12, bytes_sent=10**12)
-    bench.sample()
-    del bench.psutil.nics["usb0"]
-    bench.psutil.nics["eth0"] = SimpleNamespace(bytes_recv=100, bytes_sent=10)
-    bench.psutil.nics["eth9"] = SimpleNamespace(bytes_recv=10**12, bytes_sent=10**12)
-    bench.sample(1)
-    assert bench.recorder.values("host network") == [{"received_bytes_per_s": 100.0, "sent_bytes_per_s": 10.0}]
-
-
-def test_a_counter_that_went_back_gives_no_value_and_is_the_next_base() -> None:
-    bench = Bench(**only("disk"))
-    bench.psutil.disk = SimpleNamespace(read_bytes=2**32 - 1, write_bytes=0)
-    bench.sample()
-    bench.psutil.disk = SimpleNamespace(read_bytes=5, write_bytes=8)
-    bench.sample(1)
-    bench.psutil.disk = SimpleNamespace(read_bytes=6, write_bytes=8)
-    bench.sample(1)
-    assert bench.recorder.values("host disk") == [
-        {"written_bytes_per_s": 8.0},
-        {"read_bytes_per_s": 1.0, "written_bytes_per_s": 0.0},
-    ]
-
-
-def test_two_samples_at_one_moment_give_no_rate() -> None:
-    bench = Bench(**only("disk"))
-    bench.sample()
-    bench.psutil.disk = SimpleNamespace(read_bytes=1, write_bytes=1)
-    bench.sample(0)
-    assert bench.recorder.counters == []
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_is(name: str) -> None:
+    counter, samples, expected = RATES[name]
+    bench = Bench(**only("process" if counter == "process cpu" else counter.removeprefix("host ")))
+    for seconds, reading in samples:
+        setattr(bench.psutil, SOURCES[counter], reading)
+        bench.sample(seconds)
+    assert bench.recorder.values(counter) == expected
 
 
 def test_a_host_without_disks_or_interfaces_has_no_such_counters() -> None:
@@ -253,8 +230,7 @@ def test_a_reading_that_fails_is_reported_and_the_other_counters_go_on() -> None
     bench.psutil.virtual_memory = good
     bench.sample()
     assert [who for who, _ in bench.recorder.failures] == ["SystemProfiler (host memory)"]
-    assert len(bench.recorder.values("host memory")) == 1
-    assert len(bench.recorder.values("host swap")) == 2
+    assert [name for name, _ in bench.recorder.counters] == ["host swap", "host memory", "host swap"]
 
 
 def test_nothing_is_recorded_while_the_schedule_skips_and_rates_do_not_span_the_pause() -> None:
@@ -296,10 +272,6 @@ def test_a_window_that_begins_is_sampled_at_once() -> None:
     source.close()
 
 
-def test_closing_what_was_never_opened_does_nothing() -> None:
-    SystemProfiler(provider=FakePsutil()).close()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_closes_without_waiting_for_a_thread_that_it_does_not_have() -> None:
@@ -316,17 +288,12 @@ def test_a_forked_child_closes_without_waiting_for_a_thread_that_it_does_not_hav
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
 
 
-def test_a_wrong_interval_is_refused() -> None:
+def test_wrong_arguments_and_a_missing_psutil_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    SystemProfiler(provider=FakePsutil()).close()  # was never opened
     with pytest.raises(ConfigError, match="SystemProfiler: interval must be a number of seconds above 0"):
         SystemProfiler(interval=0, provider=FakePsutil())
-
-
-def test_recording_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing is left to record"):
-        SystemProfiler(process=False, cpu=False, memory=False, disk=False, network=False, provider=FakePsutil())
-
-
-def test_without_psutil_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+        SystemProfiler(**only("nothing"), provider=FakePsutil())
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(MissingExtraError, match=r"SystemProfiler needs psutil: pip install 'tracekit-ml\[system\]'"):
         SystemProfiler()

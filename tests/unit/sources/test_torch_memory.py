@@ -50,9 +50,10 @@ def recorded(memory: MemoryTraceHandler) -> list[tuple[str, dict[str, float]]]:
     return [(counter.label.name, dict(counter.values)) for counter in memory.counters]
 
 
-def test_each_batch_has_what_is_held_its_peak_and_what_went_wrong_since_the_last(cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("reset", [False, True], ids=["peaks of the run", "peaks of each batch"])
+def test_each_batch_has_what_is_held_its_peak_and_what_went_wrong_since_the_last(cuda: FakeCuda, reset: bool) -> None:
     memory = MemoryTraceHandler()
-    with Profiler(memory, sources=[TorchMemoryProfiler()], rank=0) as profiler:
+    with Profiler(memory, sources=[TorchMemoryProfiler(reset_peaks=reset)], rank=0) as profiler:
         cuda.current, cuda.peak, cuda.retries = 200, 400, 5
         profiler.step()
     held = [dict(zip(POOLS, range(start, start + 4), strict=True)) for start in (100, 150, 200, 400)]
@@ -64,17 +65,7 @@ def test_each_batch_has_what_is_held_its_peak_and_what_went_wrong_since_the_last
         ("torch allocator", {"alloc_retries": 2, "ooms": 0}),
     ]
     assert {counter.label.categories for counter in memory.counters} == {("gpu", "memory")}
-    assert cuda.resets == 0
-
-
-def test_peaks_are_those_of_one_batch_where_that_is_asked_for(cuda: FakeCuda) -> None:
-    memory = MemoryTraceHandler()
-    with Profiler(memory, sources=[TorchMemoryProfiler(reset_peaks=True)], rank=0) as profiler:
-        cuda.peak = 130
-        profiler.step()
-    peaks = [values["allocated_bytes"] for name, values in recorded(memory) if name == "torch memory peak"]
-    assert peaks == [150, 130]
-    assert cuda.resets == 2
+    assert cuda.resets == 2 * reset
 
 
 def test_nothing_is_read_in_skip_nor_before_cuda_is_in_use(cuda: FakeCuda) -> None:
@@ -90,24 +81,19 @@ def test_nothing_is_read_in_skip_nor_before_cuda_is_in_use(cuda: FakeCuda) -> No
     assert batches == [2, 3]
 
 
-def test_without_torch_there_are_no_counters_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+@pytest.mark.parametrize("torch", ["without torch", "on the CPU"])
+def test_without_a_device_there_are_no_counters_and_nothing_fails(torch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch == "on the CPU":
+        found = pytest.importorskip("torch", reason="torch is not installed")
+        if found.cuda.is_initialized():
+            pytest.skip("a test has used CUDA")
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
     memory = MemoryTraceHandler()
     with Profiler(memory, sources=[TorchMemoryProfiler()], rank=0) as profiler:
         profiler.step()
-    assert "torch" not in sys.modules
-    assert memory.counters == []
-    assert profiler.stats.failures == {}
-
-
-def test_a_cpu_build_of_torch_has_no_counters_and_stays_uninitialised() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    memory = MemoryTraceHandler()
-    with Profiler(memory, sources=[TorchMemoryProfiler()], rank=0) as profiler:
-        profiler.step()
-    assert profiler.stats.failures == {}
-    if not torch.cuda.is_initialized():
-        assert memory.counters == []
+    assert ("torch" in sys.modules) is (torch == "on the CPU")
+    assert (memory.counters, profiler.stats.failures) == ([], {})
 
 
 def test_what_torch_throws_is_reported_and_ends_the_source(cuda: FakeCuda, caplog: pytest.LogCaptureFixture) -> None:

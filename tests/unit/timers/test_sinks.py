@@ -41,13 +41,13 @@ def test_metrics_name_their_units() -> None:
     assert across["run/forward/slowest_rank"] == 1
 
 
-def test_csv(tmp_path: Path) -> None:
-    sink = CSVSink(tmp_path / "new" / "timers.csv")
-    sink.write(TimerTable({0: {}}), 0)
-    assert not (tmp_path / "new").exists(), "there was nothing to write"
-    sink.write(ONE, 1)
-    CSVSink(str(tmp_path / "new" / "timers.csv")).write(TWO, 2)
-    with (tmp_path / "new" / "timers.csv").open(newline="") as file:
+def test_csv_files_are_continued_and_other_tables_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "timers.csv"
+    CSVSink(path).write(TimerTable({0: {}}), 0)
+    assert not path.parent.exists(), "there was nothing to write"
+    CSVSink(path).write(ONE, 1)
+    CSVSink(str(path)).write(TWO, 2)
+    with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["step"], row["timer"], row["rank"], row["count"], row["total_s"]) for row in rows] == [
         ("1", "forward", "all", "2", "0.004"),
@@ -55,10 +55,6 @@ def test_csv(tmp_path: Path) -> None:
         ("2", "forward", "0", "2", "0.004"),
         ("2", "forward", "1", "1", "0.008"),
     ]
-
-
-def test_csv_is_not_appended_to_another_table(tmp_path: Path) -> None:
-    path = tmp_path / "other.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.raises(StorageError, match="is not the head of a table of timers"):
         CSVSink(path).write(ONE, 1)
@@ -66,29 +62,26 @@ def test_csv_is_not_appended_to_another_table(tmp_path: Path) -> None:
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    sink = JSONLinesSink(tmp_path / "timers.jsonl")
-    sink.write(TWO, 5)
-    sink.write(TimerTable({0: {}}), 6)
-    sink.write(ONE, 7)
-    lines = [json.loads(line) for line in (tmp_path / "timers.jsonl").read_text().splitlines()]
+    path = tmp_path / "timers.jsonl"
+    for table, step in ((TWO, 5), (TimerTable({0: {}}), 6), (ONE, 7)):
+        JSONLinesSink(path).write(table, step)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["step"], line["rank"], line["mean_s"]) for line in lines] == [
         (5, "all", 0.004), (5, 0, 0.002), (5, 1, 0.008), (7, "all", 0.002),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sink", [CSVSink, JSONLinesSink])
-def test_files_are_local_and_can_be_written(sink: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sink", [CSVSink, JSONLinesSink, TensorBoardSink, WandbSink, MLflowSink])
+def test_sinks_refuse_what_they_cannot_write_to(sink: Any, tmp_path: Path) -> None:
+    if sink not in {CSVSink, JSONLinesSink}:
+        with pytest.raises(ConfigError, match="which has"):
+            sink(None)
+        return
     with pytest.raises(ConfigError, match="appends to a local file"):
         sink("s3://bucket/timers")
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be"):
         sink(tmp_path / "file" / "timers").write(ONE, 1)
-
-
-@pytest.mark.parametrize("sink", [TensorBoardSink, WandbSink, MLflowSink])
-def test_sinks_of_services_take_their_object_only(sink: Any) -> None:
-    with pytest.raises(ConfigError, match="which has"):
-        sink(None)
 
 
 def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
