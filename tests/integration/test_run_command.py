@@ -101,6 +101,7 @@ MODULES = {
 SINGLE = {
     "plain_loop": {"batch": 12, "optimizer": 12, "forward": 24, "backward": 24, "evaluation": 6, "save checkpoint": 4},
     "data_loaders": {"batch": 20, "optimizer": 40, "forward": 40, "fetch": 62},
+    "generator_loop": {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9},
     "forks": {"batch": 15, "forward": 15, "optimizer": 15},
     "compiled": {"batch": 8, "forward": 16, "evaluation": 1, "backward": 32},
     "hf_trainer": {"batch": 6, "forward": 12, "evaluation": 2, "save": 2, "train": 1},
