@@ -18,6 +18,7 @@ __all__ = [
     "REFUSED",
     "UNSET",
     "Event",
+    "NameEvent",
     "Raw",
     "UnsetType",
     "decode_any",
@@ -25,6 +26,7 @@ __all__ = [
     "decode_event",
     "decode_events",
     "decode_json",
+    "decode_names",
     "decode_or_none",
     "decode_raw",
     "decode_raw_dict",
@@ -75,6 +77,16 @@ class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     extra: dict[str, Raw] | UnsetType = msgspec.field(default=UNSET, name=_EXTRA)
 
 
+class NameEvent(Struct, gc=False):
+    """Metadata that names or sorts a process or a thread, all decoded."""
+
+    name: Any = ""
+    pid: int | str | float | None = 0
+    tid: int | str | float | None = 0
+    args: Any = None
+
+
+_decode_names = msgspec.json.Decoder(list[NameEvent]).decode
 _decode_run = msgspec.json.Decoder(list[Event]).decode
 
 
@@ -85,6 +97,14 @@ def decode_run(text: bytes) -> list[Event]:
         msgspec.MsgspecError: It is not valid JSON, or an event has keys that are not in the format.
     """
     return _decode_run(b"[%b]" % text)
+
+
+def decode_names(text: bytes) -> list[NameEvent] | None:
+    """Decode metadata events with ``,`` between them at once; return None where they have to be decoded field by field."""
+    try:
+        return _decode_names(b"[%b]" % text)
+    except REFUSED:
+        return None
 
 
 decode_event = msgspec.json.Decoder(Event).decode
@@ -125,13 +145,23 @@ def decode_or_none(text: Raw | UnsetType) -> Any:
 
 def decode_dict(text: Raw | UnsetType) -> dict[str, Any]:
     """Decode a field that is an object. Return an empty dict if it is absent or of another type."""
-    value = decode_or_none(text)
+    if text is UNSET:
+        return {}
+    try:
+        value = decode_any(text)
+    except REFUSED:
+        return {}
     return value if isinstance(value, dict) else {}
 
 
 def decode_text(text: Raw | UnsetType) -> str:
     """Decode a field that is a string. Return an empty string if it is absent or of another type."""
-    value = decode_or_none(text)
+    if text is UNSET:
+        return ""
+    try:
+        value = decode_any(text)
+    except REFUSED:
+        return ""
     return value if isinstance(value, str) else ""
 
 
@@ -261,13 +291,13 @@ def text_of(field: Raw) -> Raw:
     return field if _first_byte(field)[0] == _QUOTE else Raw(encode_json(bytes(field).decode()))
 
 
-def args_depth(args: Raw) -> int:
-    """Return the nesting depth of arguments, or 0 if they clearly do not exceed `MAX_NESTING`."""
+def args_depth(args: bytes | Raw, limit: int = MAX_NESTING) -> int:
+    """Return the nesting depth of arguments, or of other JSON; 0 if it clearly does not exceed a limit."""
     # Two counts are much cheaper than a walk, and nearly always enough.
-    if len(args) <= 2 * MAX_NESTING:
+    if len(args) <= 2 * limit:
         return 0
     text = bytes(args)
-    if text.count(b"{") + text.count(b"[") <= MAX_NESTING:
+    if text.count(b"{") + text.count(b"[") <= limit:
         return 0
     depth = deepest = 0
     for token in _BRACKETS.finditer(text):

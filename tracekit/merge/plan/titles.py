@@ -74,10 +74,10 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
     stated: list[Any] = []
     for item in inputs:
         ranks |= item.ranks
-        header = item.head().header
         if item.kind == "merged":
-            stated.append(merge_decisions(item.head().header).get("group_by"))
-            for rank, labels in _labels_of_merge(item):
+            own = merge_decisions(item.head().header)
+            stated.append(own.get("group_by"))
+            for rank, labels in _labels_of_merge(own):
                 if rank in item.ranks:
                     found[rank] = labels | found.get(rank, {})
             for known in item.processes.values():
@@ -85,7 +85,9 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
                     nodes.setdefault(known.rank, known.host)
             continue
         stated.append(None)
-        labels = labels_of_trace(printable_name(item.path), header, item.rank)
+        labels = item.labels
+        if item.rank_inside is None or item.rank != item.rank_inside[0]:
+            labels = labels_of_trace(printable_name(item.path), item.head().header, item.rank)
         if labels:
             found[item.rank] = labels | found.get(item.rank, {})
         if item.host is not None:
@@ -104,8 +106,8 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
     )
 
 
-def _labels_of_merge(item: Input) -> Iterator[tuple[int, Labels]]:
-    entries = merge_decisions(item.head().header).get("labels")
+def _labels_of_merge(own: dict[str, Any]) -> Iterator[tuple[int, Labels]]:
+    entries = own.get("labels")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int:
             yield entry[0], labels_from_json(entry[1])

@@ -24,11 +24,15 @@ from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILE
 if TYPE_CHECKING:
     from tracekit.merge.plan.plan import UnitInput
 
-NAMED_METADATA: Final = frozenset(
-    {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
-)
+_VALUES: Final = {
+    "process_name": "name",
+    "process_labels": "labels",
+    "process_sort_index": "sort_index",
+    "thread_name": "name",
+    "thread_sort_index": "sort_index",
+}
+NAMED_METADATA: Final = frozenset(_VALUES)
 """Metadata that the merge writes anew for every process and thread."""
-
 
 _MAX_ID: Final = 2**32 - 1
 _MAX_KEPT: Final = 10_000
@@ -37,8 +41,11 @@ _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 @dataclass(slots=True)
 class _Declared:
-    name: str | None
-    label: str
+    """What an input says of a process: first what its scan saw."""
+
+    name: str | None = None
+    label: str = ""
+    category: bytes = b""
     threads: dict[Any, tuple[str | None, int | None]] = field(default_factory=dict)
     count: int = 0
 
@@ -47,18 +54,18 @@ class _InputTracks:
     def __init__(self, item: UnitInput) -> None:
         self.number, self.source = item.number, item.source
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
-        self.declared: dict[Any, _Declared] = {}
+        self.declared: dict[Any, _Declared] = {raw: _Declared(*seen) for raw, seen in item.seen.items()}
         self.places: dict[tuple[Any, Any], tuple[int, int, int]] = {}  # by pid and tid, in any spelling
         self.kept: dict[Any, list[Event]] = {}
         self.kept_count = 0
         self.ends = 0
 
     def declaration(self, raw: Any) -> _Declared:
-        """Return what is declared of a pid; first what the scan of the input saw."""
-        if raw not in self.declared:
-            seen = self.source.head().processes.get(raw)
-            self.declared[raw] = _Declared(None, "") if seen is None else _Declared(seen.name, seen.label)
-        return self.declared[raw]
+        """Return what is declared of a pid."""
+        found = self.declared.get(raw)
+        if found is None:
+            found = self.declared[raw] = _Declared()
+        return found
 
     def thread(self, process: Process, pid: Any, tid: Any) -> tuple[int | str, int]:
         """Return what a thread was before an earlier merge, and its lane there."""
@@ -131,7 +138,7 @@ class UnitTracks:
             return self._passes(now, event)
         raw, name = raw_number(event.pid), decode_text(event.name)
         if event.name is UNSET or name in NAMED_METADATA or name in TABLE_EVENTS:
-            self._declare(now, raw, name, event)
+            self.declare(name, event.pid, event.tid, decode_dict(event.args))
             return False
         if raw in now.processes:
             return True
@@ -279,24 +286,26 @@ class UnitTracks:
             if name == "process_name" and isinstance(args.get("name"), str):
                 self._titles[event.pid] = args["name"]
             elif name == "process_sort_index":
-                self._orders[event.pid] = _sort_index(args) or 0
+                self._orders[event.pid] = _sort_index(args.get("sort_index")) or 0
         return True
 
-    def _declare(self, now: _InputTracks, raw: Any, name: str, event: Event) -> None:
-        declared = now.declaration(raw)
+    def declare(self, name: Any, pid: Any, tid: Any, args: Any) -> None:
+        """Note a metadata event that the merge writes anew, with all fields decoded."""
+        now = self._inputs[-1]
+        declared = now.declared.get(pid) or now.declaration(raw_number(pid))
         declared.count += 1
-        args = decode_dict(event.args)
-        if name == "process_name" and isinstance(args.get("name"), str):
-            declared.name = args["name"]
-        elif name == "process_labels" and isinstance(args.get("labels"), str):
-            declared.label = args["labels"]
+        value = args.get(_VALUES.get(name)) if isinstance(args, dict) and isinstance(name, str) else None
+        if name == "process_name":
+            declared.name = value if isinstance(value, str) else declared.name
+        elif name == "process_labels":
+            declared.label = value if isinstance(value, str) else declared.label
         elif name in ("thread_name", "thread_sort_index"):
-            tid = raw_number(event.tid)
+            tid = raw_number(tid)
             title, order = declared.threads.get(tid, (None, None))
-            if name == "thread_name" and isinstance(args.get("name"), str):
-                title = args["name"]
-            elif name == "thread_sort_index":
-                order = _sort_index(args)
+            if name == "thread_sort_index":
+                order = _sort_index(value)
+            elif isinstance(value, str):
+                title = value
             declared.threads[tid] = title, order
 
     def _settle(self, now: _InputTracks) -> None:
@@ -349,8 +358,7 @@ def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
     if source.kind == "torch":
         gpu = gpu_of_label(declared.label)
         if gpu is None and not declared.label and 0 <= raw < 64:
-            seen = source.head().processes.get(raw)
-            if (category or (seen.category if seen is not None else b"")) in GPU_CATEGORIES:
+            if (category or declared.category) in GPU_CATEGORIES:
                 gpu = raw
         if gpu is not None:
             return GPU, gpu
@@ -363,6 +371,5 @@ def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
     return (CPU, raw) if known is None else known.key
 
 
-def _sort_index(args: dict[str, Any]) -> int | None:
-    value = args.get("sort_index")
+def _sort_index(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31 else None

@@ -22,7 +22,9 @@ from tracekit.formats.trace_event import (
     Event,
     Raw,
     decode_dict,
+    decode_names,
     decode_or_none,
+    decode_run,
     encode_event,
     encode_json,
     raw_field,
@@ -116,6 +118,16 @@ class EventRewriter:
         """Take from events of a rank trace what they say about losses."""
         if self._item.source.kind == "tracekit":
             self.result.accounts.take(run)
+
+    def take_names(self, text: bytes) -> None:
+        """Take metadata with the names and sort indices of processes and threads, which are written anew."""
+        names = decode_names(text)
+        if names is None:
+            self.take(decode_run(text))
+            return
+        self.result.read["M"] += len(names)
+        for event in names:
+            self._tracks.declare(event.name, event.pid, event.tid, event.args)
 
     def take(self, run: list[Event]) -> None:
         """Rewrite the events of a run; they are changed in place."""

@@ -235,7 +235,7 @@ class UnitRewriter:
 
 def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
     if metadata := core_rewriter.metadata():
-        events.take(decode_run(metadata))
+        events.take_names(metadata)
     if noted := core_rewriter.noted():
         events.note(decode_run(noted))
 

@@ -18,7 +18,7 @@ from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, raw_number, time_field
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.scan.input import FileStamp, Head, Input, ProcessScan, stamp_of
+from tracekit.merge.scan.input import FileStamp, Input, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ _COMPANION_WORD: Final = b'"tracekit_companion'
 _PROCESS_WORD: Final = b'"process_'
 """So do the names of metadata that say what a process of torch is: some versions write them between the events."""
 _MAX_RANKS: Final = 2**32
+_TAKEN_METADATA: Final = frozenset(
+    {METADATA_EVENT, COMPANION_EVENT, COMPOSER_RANK_EVENT, "process_name", "process_labels"}
+)
 
 
 def probe(
@@ -180,7 +183,7 @@ def _found(
         has_end=has_end,
         digest=digest,
         bytes_read=reader.bytes_read if whole or reader.compressed else stamp.size_bytes,
-        stored=Head(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
+        scanned=(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
         lowest_ns=survey.lowest_ns,
         highest_ns=survey.highest_ns,
         epoch_lowest_ns=survey.epoch_lowest_ns,
@@ -236,12 +239,8 @@ class _Survey:
         if event.ts is not UNSET and b"." in bytes(event.ts):
             self.decimals = True
 
-    def _process(self, raw: Any) -> ProcessScan:
-        raw = raw_number(raw)
-        found = self.processes.get(raw)
-        if found is None:
-            found = self.processes[raw] = ProcessScan()
-        return found
+    def _process(self, pid: Any) -> ProcessScan:
+        return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), ProcessScan())
 
     def _note_anchors(self, run: list[Event], times: list[int | None]) -> None:
         for event, time in zip(run, times, strict=True):
@@ -261,8 +260,10 @@ class _Survey:
             self.epoch_lowest_ns = low if self.epoch_lowest_ns is None else min(low, self.epoch_lowest_ns)
 
     def _metadata(self, event: Event) -> None:
-        process = self._process(event.pid)
-        name, args = decode_text(event.name), decode_dict(event.args)
+        process, name = self._process(event.pid), decode_text(event.name)
+        if name not in _TAKEN_METADATA:
+            return
+        args = decode_dict(event.args)
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
         elif name == COMPANION_EVENT and isinstance(args.get("file"), str) and args["file"]:
