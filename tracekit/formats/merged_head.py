@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
@@ -162,8 +162,7 @@ CLOCK_CATEGORY: Final = "clock"
 _SHOWN: Final = {"source": "method", "words": "description"}  # in the arguments of the event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClock:
+class RankClock(NamedTuple):
     """The clock of a rank.
 
     Attributes:
@@ -186,7 +185,7 @@ class RankClock:
 
     def to_json(self) -> dict[str, Any]:
         """Return the clock as JSON-ready values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return self._asdict()
 
 
 def stated_clock(value: Any) -> RankClock | None:
@@ -201,7 +200,7 @@ def stated_clock(value: Any) -> RankClock | None:
             or not math.isfinite(drift_ppm := float(clock.drift_ppm))
         ):
             return None
-        return replace(clock, drift_ppm=drift_ppm, words=str(clock.words), source=str(clock.source))
+        return clock._replace(drift_ppm=drift_ppm, words=str(clock.words), source=str(clock.source))
     except (OverflowError, TypeError, ValueError):
         return None
 

@@ -18,7 +18,7 @@ __all__ = [
     "REFUSED",
     "UNSET",
     "Event",
-    "NameEvent",
+    "NamedEvent",
     "Raw",
     "UnsetType",
     "decode_any",
@@ -26,7 +26,7 @@ __all__ = [
     "decode_event",
     "decode_events",
     "decode_json",
-    "decode_names",
+    "decode_named",
     "decode_or_none",
     "decode_raw",
     "decode_raw_dict",
@@ -37,6 +37,7 @@ __all__ = [
     "encode_event",
     "encode_events",
     "encode_json",
+    "named",
 ]
 
 # The name of `Event.extra` in msgspec. No event has such a key.
@@ -77,16 +78,22 @@ class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     extra: dict[str, Raw] | UnsetType = msgspec.field(default=UNSET, name=_EXTRA)
 
 
-class NameEvent(Struct, gc=False):
-    """Metadata that names or sorts a process or a thread, all decoded."""
+class NameArgs(Struct, frozen=True, gc=False):
+    """The arguments of metadata that names or sorts a process or a thread; None for what is not there."""
+
+    name: Any = None
+    labels: Any = None
+    sort_index: Any = None
+
+
+class NamedEvent(Event, gc=False):
+    """An event with the decoded name, and decoded arguments that name or sort something. Texts are empty if there are none."""
 
     name: Any = ""
-    pid: int | str | float | None = 0
-    tid: int | str | float | None = 0
-    args: Any = None
+    args: NameArgs = NameArgs()  # type: ignore[assignment]
 
 
-_decode_names = msgspec.json.Decoder(list[NameEvent]).decode
+_decode_named = msgspec.json.Decoder(list[NamedEvent]).decode
 _decode_run = msgspec.json.Decoder(list[Event]).decode
 
 
@@ -99,12 +106,20 @@ def decode_run(text: bytes) -> list[Event]:
     return _decode_run(b"[%b]" % text)
 
 
-def decode_names(text: bytes) -> list[NameEvent] | None:
-    """Decode metadata events with ``,`` between them at once; return None where they have to be decoded field by field."""
+def decode_named(text: bytes) -> list[NamedEvent]:
+    """Do the same as `decode_run`, and decode what names something."""
     try:
-        return _decode_names(b"[%b]" % text)
-    except REFUSED:
-        return None
+        return _decode_named(b"[%b]" % text)
+    except REFUSED:  # arguments may be no object, or a name may have an invalid escape
+        return list(map(named, decode_run(text)))
+
+
+def named(event: Event) -> NamedEvent:
+    """Return an event with its name, and what its arguments name, decoded."""
+    fields = {key: getattr(event, key) for key in Event.__struct_fields__}
+    args = decode_dict(event.args)
+    names = NameArgs(*(args.get(key) for key in NameArgs.__struct_fields__))
+    return NamedEvent(**{**fields, "name": decode_text(event.name), "args": names})
 
 
 decode_event = msgspec.json.Decoder(Event).decode

@@ -187,7 +187,9 @@ class Window(Closing):
     def drops(self) -> list[Finding]:
         """Damage that lost events, in order of kind; each place is one event or more."""
         found = [self._findings[key] for key in sorted(self._findings) if key[0]]
-        return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
+        if self._stream.losses:
+            found += [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
+        return found
 
     def _lose(self) -> None:
         """Note that the file is unreadable from the present place on."""

@@ -7,8 +7,9 @@ merging in steps gives the ids of merging at once, for inputs of different ranks
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.errors import MergeError
@@ -254,10 +255,10 @@ class InputResult:
         stack_frames: The stack frames that the events name: the JSON text of each by its id in the merged trace.
     """
 
-    read: Counter[str] = field(default_factory=Counter)
-    written: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    repaired: Counter[str] = field(default_factory=Counter)
+    read: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    written: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    dropped: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    repaired: dict[str, int] = field(default_factory=partial(defaultdict, int))
     left_out: dict[str, int] = field(default_factory=dict)
     repairs: list[Finding] = field(default_factory=list)
     drops: list[Finding] = field(default_factory=list)

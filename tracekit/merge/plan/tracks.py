@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import MergeError
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
-from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, decode_dict, decode_text, raw_number
+from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, decode_dict, decode_text, named, raw_number
 from tracekit.merge.plan.titles import Process, Thread, better_name, display_order, thread_sort_index
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracekit.formats.trace_event import NamedEvent
     from tracekit.merge.plan.plan import UnitInput
 
-_VALUES: Final = {
-    "process_name": "name",
-    "process_labels": "labels",
-    "process_sort_index": "sort_index",
-    "thread_name": "name",
-    "thread_sort_index": "sort_index",
-}
-NAMED_METADATA: Final = frozenset(_VALUES)
+NAMED_METADATA: Final = frozenset(
+    {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
+)
 """Metadata that the merge writes anew for every process and thread."""
 
 _MAX_ID: Final = 2**32 - 1
@@ -108,7 +106,8 @@ class UnitTracks:
         now = self._inputs[-1]
         found = now.places.get((pid, tid))
         if found is None:
-            found = now.places[pid, tid] = self._place(now, raw_number(pid), raw_number(tid), category)
+            key = raw_number(pid), raw_number(tid)
+            found = now.places[pid, tid] = now.places.get(key) or self._place(now, *key, category)
         return found
 
     def first_track(self, rank: int) -> tuple[Any, int, int] | None:
@@ -138,7 +137,7 @@ class UnitTracks:
             return self._passes(now, event)
         raw, name = raw_number(event.pid), decode_text(event.name)
         if event.name is UNSET or name in NAMED_METADATA or name in TABLE_EVENTS:
-            self.declare(name, event.pid, event.tid, decode_dict(event.args))
+            self.declare([named(event)])
             return False
         if raw in now.processes:
             return True
@@ -149,10 +148,10 @@ class UnitTracks:
         now.kept.setdefault(raw, []).append(event)
         return False
 
-    def end_input(self) -> tuple[list[Event], Counter[str]]:
+    def end_input(self) -> tuple[list[Event], dict[str, int]]:
         """Return the metadata that waited for an event of its process, and how much metadata is left out, by reason."""
         now = self._inputs[-1]
-        left_out: Counter[str] = Counter({"rewritten_metadata": now.ends})
+        left_out = {"rewritten_metadata": now.ends, "unused_process": 0}
         kept: list[Event] = []
         for raw, events in now.kept.items():
             if raw in now.processes:
@@ -162,7 +161,7 @@ class UnitTracks:
         for raw, declared in now.declared.items():
             reason = "rewritten_metadata" if raw in now.processes else "unused_process"
             left_out[reason] += declared.count
-        return kept, +left_out
+        return kept, left_out
 
     def note_work(self, log: int, work: int) -> None:
         """Note the kinds of work seen on a track."""
@@ -216,16 +215,13 @@ class UnitTracks:
     # Numbers.
 
     def _place(self, now: _InputTracks, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
-        known = now.places.get((pid, tid))
-        if known is not None:
-            return known
         if now.source.passes:
             if not isinstance(pid, int) or not isinstance(tid, int):
                 raise MergeError(f"{now.source.shown}: an event of this merged trace has no process; merge its inputs")
             self._logs.append(None)
             now.places[pid, tid] = found = (pid, tid, len(self._logs) - 1)
             return found
-        process = self._process(now, pid, b"" if category is UNSET else bytes(category))
+        process = now.processes.get(pid) or self._process(now, pid, b"" if category is UNSET else bytes(category))
         key, lane = now.thread(process, pid, tid)
         # The begins and ends of a native trace have no name that would distinguish them on one track.
         keeps_lanes = now.source.form == "pftrace"
@@ -289,24 +285,27 @@ class UnitTracks:
                 self._orders[event.pid] = _sort_index(args.get("sort_index")) or 0
         return True
 
-    def declare(self, name: Any, pid: Any, tid: Any, args: Any) -> None:
-        """Note a metadata event that the merge writes anew, with all fields decoded."""
+    def declare(self, events: Iterable[NamedEvent]) -> None:
+        """Note what metadata says that the merge writes anew."""
         now = self._inputs[-1]
-        declared = now.declared.get(pid) or now.declaration(raw_number(pid))
-        declared.count += 1
-        value = args.get(_VALUES.get(name)) if isinstance(args, dict) and isinstance(name, str) else None
-        if name == "process_name":
-            declared.name = value if isinstance(value, str) else declared.name
-        elif name == "process_labels":
-            declared.label = value if isinstance(value, str) else declared.label
-        elif name in ("thread_name", "thread_sort_index"):
-            tid = raw_number(tid)
-            title, order = declared.threads.get(tid, (None, None))
-            if name == "thread_sort_index":
-                order = _sort_index(value)
-            elif isinstance(value, str):
-                title = value
-            declared.threads[tid] = title, order
+        for event in events:
+            declared = now.declared.get(event.pid) or now.declaration(raw_number(event.pid))
+            declared.count += 1
+            kind, args = event.name, event.args
+            if kind == "process_name":
+                if type(args.name) is str:
+                    declared.name = args.name
+            elif kind == "process_labels":
+                if type(args.labels) is str:
+                    declared.label = args.labels
+            elif kind in ("thread_name", "thread_sort_index"):
+                tid = raw_number(event.tid)
+                title, order = declared.threads.get(tid, (None, None))
+                if kind == "thread_sort_index":
+                    order = _sort_index(args.sort_index)
+                elif type(args.name) is str:
+                    title = args.name
+                declared.threads[tid] = title, order
 
     def _settle(self, now: _InputTracks) -> None:
         source = now.source
@@ -357,9 +356,8 @@ def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
         return (PROFILER, "") if raw in _PSEUDO_PROCESSES else (DEVICE, raw)
     if source.kind == "torch":
         gpu = gpu_of_label(declared.label)
-        if gpu is None and not declared.label and 0 <= raw < 64:
-            if (category or declared.category) in GPU_CATEGORIES:
-                gpu = raw
+        if gpu is None and not declared.label and 0 <= raw < 64 and (category or declared.category) in GPU_CATEGORIES:
+            gpu = raw
         if gpu is not None:
             return GPU, gpu
         if raw < 0:

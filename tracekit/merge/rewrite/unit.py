@@ -140,7 +140,8 @@ class UnitRewriter:
             events.finish()
             if item.added:
                 self._add(item.added)
-                result.written.update(event.phase for event in item.added)
+                for event in item.added:
+                    result.written[event.phase] += 1
             result.clock_events = self._show_clocks(item, events.chosen)
             if result.clock_events:
                 result.written["n"] += result.clock_events
@@ -179,12 +180,13 @@ class UnitRewriter:
         core_rewriter = cast("_merge.Rewriter", self.rewriter)
         while reader.in_events:
             reason, at = core_rewriter.rewrite(reader.text, reader.at, reader.final)
-            reader.pass_events(at)
-            if reason == _NEW:
+            while reason == _NEW:
                 pid, tid, category = core_rewriter.new_track()
                 place = self.tracks.place(decode_json(pid), decode_json(tid), Raw(category) if category else UNSET)
                 core_rewriter.add_track(pid, tid, *place)
-            elif reason == _ODD:
+                reason, at = core_rewriter.rewrite(reader.text, at, reader.final)
+            reader.pass_events(at)
+            if reason == _ODD:
                 run = reader.read_odd()
                 if not run:
                     reader.end_events()
@@ -202,9 +204,9 @@ class UnitRewriter:
         _look(core_rewriter, events)
         for log, work in core_rewriter.work():
             self.tracks.note_work(log, work)
-        written = core_rewriter.counts()
-        events.result.read.update(written)
-        events.result.written.update(written)
+        for phase, count in core_rewriter.counts().items():
+            events.result.read[phase] += count
+            events.result.written[phase] += count
         yield
 
     def _add(self, added: Sequence[AddedEvent]) -> None:

@@ -144,6 +144,8 @@ class Input:
         base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
         identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
             profiler states. Only keys that distinguish processes, clocks and hosts.
+        first_ns: The earliest valid time, in the file's own time.
+        host: The host's name, if the file states it.
         rank_inside: See `tracekit.traces.inputs.rank_inside`.
         labels: The parallelism labels of that rank.
         run: Backend and size of the distributed run; None where the header has no ``distributedInfo``.
@@ -172,13 +174,14 @@ class Input:
     composer_ranks: tuple[int, ...]
     profile: ProfileStart | None
     base_ns: int | None = None
+    first_ns: int | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     rank_inside: tuple[int, str] | None = None
     labels: Labels = field(default_factory=dict)
     run: dict[str, Any] | None = None
     devices: tuple[bytes, ...] = ()
     rank_of_pid: Mapping[Any, int] = field(default_factory=dict)
-    host_name: Any = None
+    host: str | None = None
     named_pids: tuple[tuple[int, str | None], ...] = ()
     header_left_out: tuple[str, ...] = ()
     rank: int = -1
@@ -201,7 +204,11 @@ class Input:
             stated = self.profile.identity
         self.identity = {key: stated[key] for key in _KEPT if key in stated}
         pid = self.identity.get("pid")
-        self.host_name = header.get("host_name")
+        self.first_ns = self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
+        host = self.identity.get("host") or header.get("host_name")
+        if host is None and self.kind == "xprof":
+            host = host_in_name(self.path)
+        self.host = host if isinstance(host, str) else None
         self.rank_inside = rank_inside(header, metadata, self.composer_ranks)
         info, devices = header.get(DISTRIBUTED_KEY), header.get(DEVICES_KEY)
         if isinstance(info, dict):
@@ -240,11 +247,6 @@ class Input:
         return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
 
     @property
-    def first_ns(self) -> int | None:
-        """The earliest valid time, in the file's own time."""
-        return self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
-
-    @property
     def span_ns(self) -> tuple[int, int] | None:
         """The first and the last start of an event in ns since the epoch, or in its own time if its clock is unknown."""
         base_ns, first_ns = self.base_ns or 0, self.first_ns
@@ -261,7 +263,7 @@ class Input:
         self._head = store.put(self._head)
         self.devices = store.one_of_equals(self.devices)
         self.identity = {key: _shared(value) for key, value in self.identity.items()}
-        self.host_name = _shared(self.host_name)
+        self.host = _shared(self.host)
         self.named_pids = tuple((pid, _shared(name)) for pid, name in self.named_pids)
         self.header_left_out = tuple(map(intern, self.header_left_out))
         return self
@@ -312,14 +314,6 @@ class Input:
     def rank_of(self, pid: Any) -> int:
         """Return the rank of a process, by its pid in the file."""
         return self.rank_of_pid.get(pid, self.rank)
-
-    @property
-    def host(self) -> str | None:
-        """The host's name, if the file states it."""
-        host = self.identity.get("host") or self.host_name
-        if host is None and self.kind == "xprof":
-            host = host_in_name(self.path)
-        return host if isinstance(host, str) else None
 
     @property
     def names_hosts(self) -> bool:
