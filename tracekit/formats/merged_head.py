@@ -153,7 +153,7 @@ def truncate_header(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> t
 def _shallow(value: Any) -> bytes:
     """Encode a value that a further merge can read; raise RecursionError for another."""
     text = encode_json(value)
-    if args_depth(text, _MAX_LEVELS) > _MAX_LEVELS:
+    if len(text) > 2 * _MAX_LEVELS and args_depth(text, _MAX_LEVELS) > _MAX_LEVELS:
         raise RecursionError
     return text
 

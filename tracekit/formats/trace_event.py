@@ -81,16 +81,18 @@ class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
 class NameArgs(Struct, frozen=True, gc=False):
     """The arguments of metadata that names or sorts a process or a thread; None for what is not there."""
 
-    name: Any = None
-    labels: Any = None
-    sort_index: Any = None
+    name: str | None = None
+    labels: str | None = None
+    sort_index: int | None = None
 
 
-class NamedEvent(Event, gc=False):
-    """An event with the decoded name, and decoded arguments that name or sort something. Texts are empty if there are none."""
+class NamedEvent(Struct, gc=False):
+    """Metadata that names or sorts a process or a thread, decoded."""
 
     name: Any = ""
-    args: NameArgs = NameArgs()  # type: ignore[assignment]
+    pid: int | str | float | UnsetType | None = UNSET
+    tid: int | str | float | UnsetType | None = UNSET
+    args: NameArgs = NameArgs()
 
 
 _decode_named = msgspec.json.Decoder(list[NamedEvent]).decode
@@ -107,19 +109,19 @@ def decode_run(text: bytes) -> list[Event]:
 
 
 def decode_named(text: bytes) -> list[NamedEvent]:
-    """Do the same as `decode_run`, and decode what names something."""
+    """Decode metadata that names or sorts processes and threads, with ``,`` between the events; see `decode_run`."""
     try:
         return _decode_named(b"[%b]" % text)
-    except REFUSED:  # arguments may be no object, or a name may have an invalid escape
+    except REFUSED:  # arguments may have other types, or a name an invalid escape
         return list(map(named, decode_run(text)))
 
 
 def named(event: Event) -> NamedEvent:
-    """Return an event with its name, and what its arguments name, decoded."""
-    fields = {key: getattr(event, key) for key in Event.__struct_fields__}
+    """Return metadata that names or sorts something, decoded."""
     args = decode_dict(event.args)
-    names = NameArgs(*(args.get(key) for key in NameArgs.__struct_fields__))
-    return NamedEvent(**{**fields, "name": decode_text(event.name), "args": names})
+    name, labels = (args[key] if type(args.get(key)) is str else None for key in ("name", "labels"))
+    order = args["sort_index"] if type(args.get("sort_index")) is int else None
+    return NamedEvent(decode_text(event.name), event.pid, event.tid, NameArgs(name, labels, order))
 
 
 decode_event = msgspec.json.Decoder(Event).decode
@@ -133,6 +135,8 @@ decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 decode_raw = msgspec.json.Decoder(Raw).decode
 """Check any JSON value, which stays JSON text."""
 _encoder = msgspec.json.Encoder()
+encode_json = _encoder.encode
+"""Encode a value as compact JSON (``Raw`` parts verbatim)."""
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
 
@@ -178,11 +182,6 @@ def decode_text(text: Raw | UnsetType) -> str:
     except REFUSED:
         return ""
     return value if isinstance(value, str) else ""
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode a value as compact JSON (``Raw`` parts verbatim)."""
-    return _encoder.encode(value)
 
 
 def encode_events(events: list[Event]) -> bytes:

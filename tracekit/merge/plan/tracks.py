@@ -293,17 +293,17 @@ class UnitTracks:
             declared.count += 1
             kind, args = event.name, event.args
             if kind == "process_name":
-                if type(args.name) is str:
+                if args.name is not None:
                     declared.name = args.name
             elif kind == "process_labels":
-                if type(args.labels) is str:
+                if args.labels is not None:
                     declared.label = args.labels
             elif kind in ("thread_name", "thread_sort_index"):
                 tid = raw_number(event.tid)
                 title, order = declared.threads.get(tid, (None, None))
                 if kind == "thread_sort_index":
                     order = _sort_index(args.sort_index)
-                elif type(args.name) is str:
+                elif args.name is not None:
                     title = args.name
                 declared.threads[tid] = title, order
 

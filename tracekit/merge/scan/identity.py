@@ -185,16 +185,16 @@ def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], l
     return kept, others
 
 
-def check_claims(inputs: list[Input]) -> None:
+def check_claims(identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
     """Reject two different processes that claim the same rank.
 
     Accepts a restarted rank, the rank's children, and several files of one process.
     """
     by_rank: dict[int, list[list[ProcessIdentity]]] = {}
-    for item in inputs:
+    for own in identities:
         # Processes of one file belong together.
         groups: dict[int, list[ProcessIdentity]] = {}
-        for identity in _identities(item).values():
+        for identity in own.values():
             groups.setdefault(identity.rank, []).append(identity)
         for rank, group in groups.items():
             by_rank.setdefault(rank, []).append(group)
@@ -210,20 +210,20 @@ def check_claims(inputs: list[Input]) -> None:
             )
 
 
-def _identities(item: Input) -> dict[int, ProcessIdentity]:
+def identities_of(item: Input) -> dict[int, ProcessIdentity]:
     """Return the processes of an input by pid; -1 is the process of a trace that states no pid."""
     if item.kind in ("tracekit", "torch"):
         return {pid: item.process_identity(pid) for pid in sorted(item.pids) or [-1]}
     return {pid: known.identity for pid, known in item.processes.items() if known.identity is not None}
 
 
-def assign_keys(inputs: list[Input]) -> None:
+def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
     """Set keys and identities of the processes of the inputs. Files share a key exactly if they are of one process."""
     processes: dict[tuple[Any, ...], ProcessIdentity] = {}
     places: dict[tuple[Any, ...], list[tuple[Input, int]]] = {}
     loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which has fewer facts
-    for item in inputs:
-        for pid, identity in _identities(item).items():
+    for item, own in zip(inputs, identities, strict=True):
+        for pid, identity in own.items():
             if pid < 0 or (item.kind == "tracekit" and not isinstance(identity.own.get("pid"), int)):
                 continue
             if not identity.recorded:

@@ -276,7 +276,7 @@ class _Survey:
         elif type(value) is str:
             if name == "process_name":
                 process.name = value
-                self.is_xprof = self.is_xprof or is_xprof_process(value)
+                self.is_xprof = self.is_xprof or (value.startswith("/") and is_xprof_process(value))
             elif name == "process_labels":
                 process.label = value
             elif name == COMPANION_EVENT and value:
