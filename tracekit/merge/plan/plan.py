@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tracekit.errors import MergeError
 from tracekit.formats.merged_head import MERGED_KEY, Accounts, RankOfPid, merge_decisions
 from tracekit.formats.trace_event import Raw, encode_json
-from tracekit.storage import printable_name
 from tracekit.wording import consecutive
 
 if TYPE_CHECKING:
@@ -337,5 +336,5 @@ class MergePlan:
 def _description(item: Input, head: Head) -> dict[str, Any]:
     header, metadata = map(Raw, head.kept)
     left_out = {"header_left_out": item.header_left_out} if item.header_left_out else {}
-    names = {"file": printable_name(item.path), "kind": item.kind, "rank": item.rank, "host": item.host}
+    names = {"file": item.name, "kind": item.kind, "rank": item.rank, "host": item.host}
     return {**names, "header": header, "metadata": metadata, **left_out}

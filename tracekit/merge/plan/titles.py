@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.formats.merged_head import merge_decisions
 from tracekit.formats.trace_event import FreeNumbers, encode_json
-from tracekit.storage import printable_name
 from tracekit.traces.labels import DIMENSIONS, Labels, labels_from_json, labels_of_trace, labels_text, shown_dimensions
 from tracekit.traces.process_identity import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, main_thread
 
@@ -87,7 +86,7 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
         stated.append(None)
         labels = item.labels
         if item.rank_inside is None or item.rank != item.rank_inside[0]:
-            labels = labels_of_trace(printable_name(item.path), item.head().header, item.rank)
+            labels = labels_of_trace(item.name, item.head().header, item.rank)
         if labels:
             found[item.rank] = labels | found.get(item.rank, {})
         if item.host is not None:
@@ -197,6 +196,7 @@ class Process:
         threads: Its threads, by key and lane.
         place: The place of its rank in the order of display.
         labels: The parallelism labels of its rank, as text.
+        title: Its `process_title`, when all of it is known.
     """
 
     rank: int
@@ -209,6 +209,7 @@ class Process:
     free_tids: FreeNumbers = field(default_factory=FreeNumbers)
     place: int = 0
     labels: str = ""
+    title: str = ""
 
 
 def process_title(process: Process) -> str:
@@ -293,7 +294,7 @@ def name_events(process: Process, slot: int) -> list[bytes]:
     kind, number = process.key
     index = b"%d" % process_sort_index(process, slot)
     events = [
-        metadata_event(b"process_name", pid, pid, b'{"name":%b}' % encode_json(process_title(process))),
+        metadata_event(b"process_name", pid, pid, b'{"name":%b}' % encode_json(process.title)),
         metadata_event(b"process_sort_index", pid, pid, b'{"sort_index":%b}' % index),
     ]
     if kind in (CPU, GPU):

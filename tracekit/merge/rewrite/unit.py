@@ -9,8 +9,7 @@ first events. The bytes are the same whichever way was taken.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit import core
 from tracekit.errors import MergeError, TraceFormatError
@@ -98,7 +97,8 @@ class UnitRewriter:
         found.titles = tracks.passed_titles()
         for process in self.processes:
             process.place, process.labels = self._job.ranks.get(process.rank, (process.rank, ""))
-            found.titles.setdefault(process.rank, []).append(process_title(process))
+            process.title = process_title(process)
+            found.titles.setdefault(process.rank, []).append(process.title)
         return found.moved + lost + found.snapped
 
     def closing(self, *, names: bool = True, number: int | None = None) -> bytes:
@@ -107,13 +107,13 @@ class UnitRewriter:
         Without ``names``, only the tables for a further merge; with a number, only those of that input.
         """
         events: list[bytes] = []
-        ranks: Counter[int] = Counter()
+        slots: dict[int, int] = {}
         own = None if number is None else set(self.tracks.pids_of(number).values())
         for process in self.processes:
             if own is not None and process.pid not in own:
                 continue
-            events += name_events(process, ranks[process.rank]) if names else []
-            ranks[process.rank] += 1
+            slot = slots[process.rank] = slots.get(process.rank, -1) + 1
+            events += name_events(process, slot) if names else []
             pid = process.pid
             events.append(metadata_event(PROCESS_EVENT.encode(), pid, pid, _process_table(process)))
         for rank, _, text in sorted(table for item in self._own(number) for table in item.tables):
@@ -177,7 +177,7 @@ class UnitRewriter:
 
     def _compiled(self, reader: TraceReader, events: EventRewriter) -> Iterator[None]:
         """Rewrite the events of an input in the core, which leaves odd ones to Python."""
-        core_rewriter = cast("_merge.Rewriter", self.rewriter)
+        core_rewriter: _merge.Rewriter = self.rewriter  # type: ignore[assignment]
         while reader.in_events:
             reason, at = core_rewriter.rewrite(reader.text, reader.at, reader.final)
             while reason == _NEW:

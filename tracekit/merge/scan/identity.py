@@ -145,7 +145,7 @@ def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Ma
     """Return the ranks of inputs if the names of all of them contain exactly labels, otherwise an empty dict."""
     if any(ranks.names(item.path) for item in inputs):
         return {}
-    found = ranks_of_labels([labels_in_name(printable_name(item.path)) for item in inputs]) or []
+    found = ranks_of_labels([labels_in_name(item.name) for item in inputs]) or []
     stated = [_stated_rank(item, companions) for item in inputs]
     # The names of some inputs may contain a rank, like the name of the first one.
     agree = all(one in (None, (rank, "file name")) for one, rank in zip(stated, found, strict=False))
@@ -261,7 +261,7 @@ def _owner(
 ) -> tuple[ProcessIdentity, ProcessKey] | None:
     """Return the process of a torch trace among the known ones of its pid, sorted by time. None if it is another."""
     for found in known:
-        if printable_name(item.path) in found[0].companions:
+        if item.name in found[0].companions:
             return found
     attempt = identity.own.get("attempt")
     possible = [found for found in known if attempt is None or found[0].own.get("attempt") in (attempt, None)]

@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import closing
 from dataclasses import InitVar, dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merge_decisions, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import (
@@ -144,6 +144,7 @@ class Input:
         base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
         identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
             profiler states. Only keys that distinguish processes, clocks and hosts.
+        name: Its printable name, without folders.
         first_ns: The earliest valid time, in the file's own time.
         host: The host's name, if the file states it.
         rank_inside: See `tracekit.traces.inputs.rank_inside`.
@@ -174,6 +175,7 @@ class Input:
     composer_ranks: tuple[int, ...]
     profile: ProfileStart | None
     base_ns: int | None = None
+    name: str = ""
     first_ns: int | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     rank_inside: tuple[int, str] | None = None
@@ -205,6 +207,7 @@ class Input:
         self.identity = {key: stated[key] for key in _KEPT if key in stated}
         pid = self.identity.get("pid")
         self.first_ns = self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
+        self.name = printable_name(self.path)
         host = self.identity.get("host") or header.get("host_name")
         if host is None and self.kind == "xprof":
             host = host_in_name(self.path)
@@ -223,7 +226,7 @@ class Input:
             self.header_left_out = tuple(left_out)
             header = {} if self.run is None else {DISTRIBUTED_KEY: info}
             if self.rank_inside is not None:
-                self.labels = labels_of_trace(printable_name(self.path), header, self.rank_inside[0])
+                self.labels = labels_of_trace(self.name, header, self.rank_inside[0])
         seen = {raw: (process.name, process.label, process.category) for raw, process in processes.items()}
         self._head = Head(header, tuple(kept), seen)
         if isinstance(pid, int):
@@ -260,7 +263,7 @@ class Input:
     def keep(self, store: ScratchStore) -> Input:
         """Move the head to a scratch file, and share equal strings with other inputs. Return the input."""
         self._store = store
-        self._head = store.put(self._head)
+        self._head = store.put(tuple(self._head))
         self.devices = store.one_of_equals(self.devices)
         self.identity = {key: _shared(value) for key, value in self.identity.items()}
         self.host = _shared(self.host)
@@ -273,12 +276,11 @@ class Input:
         if isinstance(self._head, Head):
             return self._head
         assert self._store is not None
-        return cast("Head", self._store.get(self._head))
+        return Head(*self._store.get(self._head))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
         # The scratch file stays in its process.
-        state = {name: getattr(self, name) for name in self.__slots__}
-        return _restored, ({**state, "_store": None},)
+        return None, {name: None if name == "_store" else getattr(self, name) for name in self.__slots__}
 
     def read_end(self) -> None:
         """Read a trace to its end if the scan has not seen its last events, and set its latest time."""
@@ -352,13 +354,6 @@ class Input:
         name = dict(self.named_pids).get(pid) or ""
         companions = frozenset(map(basename, self.companions))
         return ProcessIdentity(self.rank, pid, own, name, self.kind == "tracekit", began_ns, companions, self.shown)
-
-
-def _restored(state: dict[str, Any]) -> Input:
-    found = Input.__new__(Input)
-    for name, value in state.items():
-        setattr(found, name, value)
-    return found
 
 
 def _read_clock_events(path: str, kind: str) -> ClockEvents:
