@@ -50,6 +50,7 @@ class TraceStream(Closing):
 
     Attributes:
         foreign: The form of a file that is converted to Chrome JSON; empty for any other.
+        ended: True if nothing follows for certain.
         damage: The reason why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before it are
             valid.
         losses: Number of parts that are unreadable or have no form in JSON, by kind.
@@ -57,6 +58,7 @@ class TraceStream(Closing):
 
     foreign = ""
     compressed = False
+    ended = False
     damage: str | None = None
     losses: Mapping[str, int] = MappingProxyType({})
 
@@ -125,6 +127,7 @@ class ByteStream(TraceStream):
             return piece
         if not self._is_gzip:
             piece, self._packed = self._packed or self._read_file(), b""
+            self.ended = not self._left and not self.packing
             return piece
         pieces = []
         missing = PIECE_BYTES

@@ -110,7 +110,7 @@ class Window(Closing):
         pieces: list[bytes] = []
         while not self.final and (not pieces or missing > 0):
             piece = b"" if self._is_hopeless() else self._stream.read()
-            self.final = not piece
+            self.final = not piece or self._stream.ended
             pieces.append(piece)
             missing -= len(piece)
             self.bytes_read += len(piece)

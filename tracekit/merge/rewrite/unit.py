@@ -341,7 +341,8 @@ def write_unit(
             file.seek(0, os.SEEK_END)
         needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
         if size_bytes <= _HELD_BYTES:
-            sink.write(encoder.encode(unit.rewriter.lay(b"".join(held), 0)))
+            text = b"".join(held)
+            sink.write(encoder.encode(unit.rewriter.lay(text, 0) if needs_patches else text))
         elif needs_patches and is_patchable:
             unit.rewriter.write_patches(file.fileno(), start)
         elif needs_patches:
