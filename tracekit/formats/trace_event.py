@@ -79,7 +79,7 @@ class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
 
 
 class NameArgs(Struct, frozen=True, gc=False):
-    """The arguments of metadata that names or sorts a process or a thread; None for what is not there."""
+    """The arguments of metadata that names or sorts a process or a thread; None for each that is absent."""
 
     name: str | None = None
     labels: str | None = None

@@ -39,7 +39,7 @@ _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 @dataclass(slots=True)
 class _Declared:
-    """What an input says of a process: first what its scan saw."""
+    """The names of a process in an input; first those that its scan found."""
 
     name: str | None = None
     label: str = ""
@@ -286,7 +286,7 @@ class UnitTracks:
         return True
 
     def declare(self, events: Iterable[NamedEvent]) -> None:
-        """Note what metadata says that the merge writes anew."""
+        """Note the names and sort indexes in metadata that the merge writes anew."""
         now = self._inputs[-1]
         for event in events:
             declared = now.declared.get(event.pid) or now.declaration(raw_number(event.pid))

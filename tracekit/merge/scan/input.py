@@ -102,7 +102,7 @@ class Head(NamedTuple):
 
     Attributes:
         header: The keys next to ``traceEvents`` of an earlier merge; only ``distributedInfo`` of another input.
-        kept: What the merged trace keeps of header and metadata, as JSON. Not of an earlier merge.
+        kept: The parts of header and metadata that the merged trace keeps, as JSON; empty for an earlier merge.
         processes: The name, label and category of the processes that were seen, by ``pid``.
     """
 

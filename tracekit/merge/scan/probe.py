@@ -42,7 +42,7 @@ _TAKEN_METADATA: Final = {
     COMPANION_EVENT: "file",
     COMPOSER_RANK_EVENT: "value",
 }
-"""The metadata that the scan looks at, each with the key of what it takes of its arguments."""
+"""The metadata that the scan looks at, each with the key of the argument that it takes."""
 
 
 def probe(
