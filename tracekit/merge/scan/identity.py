@@ -219,8 +219,7 @@ def identities_of(item: Input) -> dict[int, ProcessIdentity]:
 
 def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
     """Set keys and identities of the processes of the inputs. Files share a key exactly if they are of one process."""
-    processes: dict[tuple[Any, ...], ProcessIdentity] = {}
-    places: dict[tuple[Any, ...], list[tuple[Input, int]]] = {}
+    recorded: dict[tuple[Any, ...], tuple[ProcessIdentity, list[tuple[Input, int]]]] = {}
     loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which has fewer facts
     for item, own in zip(inputs, identities, strict=True):
         for pid, identity in own.items():
@@ -229,14 +228,15 @@ def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, Proce
             if not identity.recorded:
                 loose.append((item, pid, identity))
                 continue
-            processes.setdefault(identity.key, identity).take(identity)
-            places.setdefault(identity.key, []).append((item, pid))
+            first, files = recorded.setdefault(identity.key, (identity, []))
+            first.take(identity)
+            files.append((item, pid))
     taken: dict[tuple[int, int], list[tuple[ProcessIdentity, ProcessKey]]] = {}
-    for identity in sorted(processes.values(), key=lambda identity: identity.began_ns):
+    for identity, files in sorted(recorded.values(), key=lambda found: found[0].began_ns):
         same_pid = taken.setdefault((identity.rank, identity.pid), [])
         key: ProcessKey = (CHILD, _child_key(identity)) if identity.is_child else _cpu_key(identity, same_pid)
         same_pid.append((identity, key))
-        for item, pid in places[identity.key]:
+        for item, pid in files:
             _settle(item, pid, identity, key)
     for item, pid, identity in sorted(loose, key=lambda found: found[2].began_ns):
         known = taken.setdefault((identity.rank, identity.pid), [])

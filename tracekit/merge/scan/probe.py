@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import BytesStream
-from tracekit.formats.decimal_time import EPOCH_NS
+from tracekit.formats.decimal_time import EPOCH_NS, parse_us
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
@@ -225,9 +225,9 @@ class _Survey:
             elif event.ph is not UNSET and event.ph:
                 events.append(event)
         self.has_events = self.has_events or bool(events)
-        times = [time_field(event.ts) for event in events]
         if self.is_xprof:
-            self._note_anchors(events, times)
+            self._note_anchors(events)
+        times = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
         self._span([time for time in times if time is not None])
         for event in events:
             key = event.pid, event.tid
@@ -246,9 +246,10 @@ class _Survey:
     def _process(self, pid: Any) -> ProcessScan:
         return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), ProcessScan())
 
-    def _note_anchors(self, run: list[Event], times: list[int | None]) -> None:
-        for event, time in zip(run, times, strict=True):
-            if event.name is not UNSET and bytes(event.name) == _ANCHOR and time is not None:
+    def _note_anchors(self, run: list[Event]) -> None:
+        for event in run:
+            is_anchor = event.name is not UNSET and bytes(event.name) == _ANCHOR
+            if is_anchor and (time := time_field(event.ts)) is not None:
                 duration = time_field(event.dur)
                 self.anchors.append((time, -1 if duration is None else duration, decode_dict(event.args)))
 
