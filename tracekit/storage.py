@@ -96,8 +96,9 @@ def without_secrets(path: str) -> str:
     Omits user information and query of a URL, and the folder of a copy of a pipe. Escapes bytes of a file name that are not
     UTF-8.
     """
-    path = escape_surrogates(path)
-    if not is_remote(path):
+    if not path.isascii():
+        path = escape_surrogates(path)
+    if "://" not in path:
         return basename(path) if PIPE_FOLDER in path else path
     scheme, rest = path.split("://", 1)
     rest = rest.split("?", 1)[0]
@@ -115,15 +116,17 @@ def shell_word(path: str) -> str:
 
 def basename(path: str) -> str:
     """Return the last component of a path or URL."""
-    if is_remote(path):
+    if "://" in path:
         return PurePosixPath(path.split("?", 1)[0]).name
-    name = os.path.basename(path)  # noqa: PTH119 - pathlib interns every part of every path that it sees
+    # Not pathlib, which interns every part of every path that it sees.
+    name = path[path.rfind("/") + 1 :] if os.sep == "/" else os.path.basename(path)  # noqa: PTH119
     return Path(path).name if name in ("", ".") else name
 
 
 def printable_name(path: str) -> str:
     """Return the last component of a path or URL for messages and metadata, with bytes escaped that are not UTF-8."""
-    return escape_surrogates(basename(path))
+    name = basename(path)
+    return name if name.isascii() else escape_surrogates(name)
 
 
 def common_folder(paths: Iterable[str]) -> str:

@@ -50,6 +50,7 @@ class TraceStream(Closing):
 
     Attributes:
         foreign: The form of a file that is converted to Chrome JSON; empty for any other.
+        ended: True if nothing follows for certain.
         damage: The reason why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before it are
             valid.
         losses: Number of parts that are unreadable or have no form in JSON, by kind.
@@ -57,6 +58,7 @@ class TraceStream(Closing):
 
     foreign = ""
     compressed = False
+    ended = False
     damage: str | None = None
     losses: Mapping[str, int] = MappingProxyType({})
 
@@ -91,23 +93,23 @@ class ByteStream(TraceStream):
         super().__init__(without_secrets(path))
         self._file = open_read(path)
         self._left = 1 << 62 if limit_bytes is None else limit_bytes
-        self._head = b""
+        self._head = b""  # of a file that another codec unpacks
         self._unpack: Callable[[int], bytes] | None = None
         self.packing = ""
         try:
-            self._head = self._read_file()
-            if (packing := packing_of(self._head)) in ("zstd", "zip"):
-                self.packing = packing
-                self._unpack = (
-                    _ZstdReader(self._read_plain, self.path)
-                    if packing == "zstd"
-                    else _open_member(self._file, self.path)
-                ).read
             self._packed = self._read_file()
+            kind = packing_of(self._packed)
+            if kind in ("zstd", "zip"):
+                self.packing, self._head = kind, self._packed
+                self._unpack = (
+                    _ZstdReader(self._read_plain, self.path) if kind == "zstd" else _open_member(self._file, self.path)
+                ).read
+                self._packed = self._read_file()
+                kind = packing_of(self._packed)
         except BaseException:
             self._file.close()
             raise
-        self._is_gzip = packing_of(self._packed) == "gzip"
+        self._is_gzip = kind == "gzip"
         self.packing = self.packing or ("gzip" if self._is_gzip else "")
         self.compressed = bool(self.packing)
         self._inflater: Any = self._new_inflater() if self._is_gzip else None
@@ -125,6 +127,7 @@ class ByteStream(TraceStream):
             return piece
         if not self._is_gzip:
             piece, self._packed = self._packed or self._read_file(), b""
+            self.ended = not self._left and not self.packing
             return piece
         pieces = []
         missing = PIECE_BYTES

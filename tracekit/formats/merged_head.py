@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
 from tracekit.formats.stack_frames import STACK_FRAMES
-from tracekit.formats.trace_event import UNSET, Raw, decode_dict, decode_or_none, encode_json
+from tracekit.formats.trace_event import UNSET, Raw, args_depth, decode_dict, decode_or_none, encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -51,10 +51,14 @@ MAX_VALUE_BYTES: Final = 4096
 MAX_KEYS: Final = 64
 """Maximum number of such values."""
 
-_INFO: Final = "distributedInfo"
+DISTRIBUTED_KEY: Final = "distributedInfo"
+DEVICES_KEY: Final = "deviceProperties"
+"""Keys of Kineto's header: what torch says about the distributed run, and the devices."""
+
+_MAX_LEVELS: Final = 400
 # Keys that the merged trace has in another form.
 _MERGED_KEYS: Final = frozenset(
-    {"traceEvents", "deviceProperties", "displayTimeUnit", "schemaVersion", "tracekit", STACK_FRAMES}
+    {"traceEvents", DEVICES_KEY, "displayTimeUnit", "schemaVersion", "tracekit", STACK_FRAMES}
 )
 
 
@@ -118,40 +122,47 @@ def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int] | None:
     }
 
 
-def truncate_header(header: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the part of an input's header that a merged trace keeps, and the names of the other keys.
+def truncate_header(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> tuple[bytes, bytes, list[str]]:
+    """Return the parts of an input's header and metadata that a merged trace keeps, as JSON, and the other keys of the header.
 
     Long values are dropped: a log, a whole configuration or the process groups of thousands of ranks would make the
     head too large for readers. If ``distributedInfo`` is too long, its short values, such as rank and backend, are
     kept.
+
+    Raises:
+        RecursionError: A value is nested too deeply.
     """
-    kept: dict[str, Any] = {}
+    kept: dict[str, Raw] = {}
     left: list[str] = []
     for key, value in header.items():
         if key in _MERGED_KEYS:
             continue
-        long: list[str] = []
-        if key == _INFO and isinstance(value, dict) and _is_long(value):
-            long = [name for name, item in value.items() if _is_long(item)]
-            value = {name: item for name, item in value.items() if name not in long}  # noqa: PLW2901
-        if len(kept) < MAX_KEYS and not _is_long(value):
-            kept[key] = value
-            left += [f"{key}.{name}" for name in long]
+        text, long = _shallow(value), []
+        if key == DISTRIBUTED_KEY and isinstance(value, dict) and len(text) > MAX_VALUE_BYTES:
+            items = {name: encode_json(item) for name, item in value.items()}
+            long = [f"{key}.{name}" for name, item in items.items() if len(item) > MAX_VALUE_BYTES]
+            text = encode_json({name: Raw(item) for name, item in items.items() if len(item) <= MAX_VALUE_BYTES})
+        if len(kept) < MAX_KEYS and len(text) <= MAX_VALUE_BYTES:
+            kept[key] = Raw(text)
+            left += long
         else:
             left.append(key)
-    return kept, left
+    return encode_json(kept), _shallow(metadata), left
 
 
-def _is_long(value: Any) -> bool:
-    return not isinstance(value, (int, float)) and len(encode_json(value)) > MAX_VALUE_BYTES
+def _shallow(value: Any) -> bytes:
+    """Encode a value that a further merge can read; raise RecursionError for another."""
+    text = encode_json(value)
+    if len(text) > 2 * _MAX_LEVELS and args_depth(text, _MAX_LEVELS) > _MAX_LEVELS:
+        raise RecursionError
+    return text
 
 
 CLOCK_CATEGORY: Final = "clock"
 _SHOWN: Final = {"source": "method", "words": "description"}  # in the arguments of the event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClock:
+class RankClock(NamedTuple):
     """The clock of a rank.
 
     Attributes:
@@ -174,7 +185,7 @@ class RankClock:
 
     def to_json(self) -> dict[str, Any]:
         """Return the clock as JSON-ready values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return self._asdict()
 
 
 def stated_clock(value: Any) -> RankClock | None:
@@ -189,7 +200,7 @@ def stated_clock(value: Any) -> RankClock | None:
             or not math.isfinite(drift_ppm := float(clock.drift_ppm))
         ):
             return None
-        return replace(clock, drift_ppm=drift_ppm, words=str(clock.words), source=str(clock.source))
+        return clock._replace(drift_ppm=drift_ppm, words=str(clock.words), source=str(clock.source))
     except (OverflowError, TypeError, ValueError):
         return None
 

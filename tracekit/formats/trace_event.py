@@ -18,6 +18,7 @@ __all__ = [
     "REFUSED",
     "UNSET",
     "Event",
+    "NamedEvent",
     "Raw",
     "UnsetType",
     "decode_any",
@@ -25,6 +26,7 @@ __all__ = [
     "decode_event",
     "decode_events",
     "decode_json",
+    "decode_named",
     "decode_or_none",
     "decode_raw",
     "decode_raw_dict",
@@ -35,6 +37,7 @@ __all__ = [
     "encode_event",
     "encode_events",
     "encode_json",
+    "named",
 ]
 
 # The name of `Event.extra` in msgspec. No event has such a key.
@@ -75,6 +78,24 @@ class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
     extra: dict[str, Raw] | UnsetType = msgspec.field(default=UNSET, name=_EXTRA)
 
 
+class NameArgs(Struct, frozen=True, gc=False):
+    """The arguments of metadata that names or sorts a process or a thread; None for each that is absent."""
+
+    name: str | None = None
+    labels: str | None = None
+    sort_index: int | None = None
+
+
+class NamedEvent(Struct, gc=False):
+    """Metadata that names or sorts a process or a thread, decoded."""
+
+    name: Any = ""
+    pid: int | str | float | UnsetType | None = UNSET
+    tid: int | str | float | UnsetType | None = UNSET
+    args: NameArgs = NameArgs()
+
+
+_decode_named = msgspec.json.Decoder(list[NamedEvent]).decode
 _decode_run = msgspec.json.Decoder(list[Event]).decode
 
 
@@ -85,6 +106,22 @@ def decode_run(text: bytes) -> list[Event]:
         msgspec.MsgspecError: It is not valid JSON, or an event has keys that are not in the format.
     """
     return _decode_run(b"[%b]" % text)
+
+
+def decode_named(text: bytes) -> list[NamedEvent]:
+    """Decode metadata that names or sorts processes and threads, with ``,`` between the events; see `decode_run`."""
+    try:
+        return _decode_named(b"[%b]" % text)
+    except REFUSED:  # arguments may have other types, or a name an invalid escape
+        return list(map(named, decode_run(text)))
+
+
+def named(event: Event) -> NamedEvent:
+    """Return metadata that names or sorts something, decoded."""
+    args = decode_dict(event.args)
+    name, labels = (args[key] if type(args.get(key)) is str else None for key in ("name", "labels"))
+    order = args["sort_index"] if type(args.get("sort_index")) is int else None
+    return NamedEvent(decode_text(event.name), event.pid, event.tid, NameArgs(name, labels, order))
 
 
 decode_event = msgspec.json.Decoder(Event).decode
@@ -98,6 +135,8 @@ decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
 decode_raw = msgspec.json.Decoder(Raw).decode
 """Check any JSON value, which stays JSON text."""
 _encoder = msgspec.json.Encoder()
+encode_json = _encoder.encode
+"""Encode a value as compact JSON (``Raw`` parts verbatim)."""
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
 
@@ -125,19 +164,24 @@ def decode_or_none(text: Raw | UnsetType) -> Any:
 
 def decode_dict(text: Raw | UnsetType) -> dict[str, Any]:
     """Decode a field that is an object. Return an empty dict if it is absent or of another type."""
-    value = decode_or_none(text)
+    if text is UNSET:
+        return {}
+    try:
+        value = decode_any(text)
+    except REFUSED:
+        return {}
     return value if isinstance(value, dict) else {}
 
 
 def decode_text(text: Raw | UnsetType) -> str:
     """Decode a field that is a string. Return an empty string if it is absent or of another type."""
-    value = decode_or_none(text)
+    if text is UNSET:
+        return ""
+    try:
+        value = decode_any(text)
+    except REFUSED:
+        return ""
     return value if isinstance(value, str) else ""
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode a value as compact JSON (``Raw`` parts verbatim)."""
-    return _encoder.encode(value)
 
 
 def encode_events(events: list[Event]) -> bytes:
@@ -261,13 +305,13 @@ def text_of(field: Raw) -> Raw:
     return field if _first_byte(field)[0] == _QUOTE else Raw(encode_json(bytes(field).decode()))
 
 
-def args_depth(args: Raw) -> int:
-    """Return the nesting depth of arguments, or 0 if they clearly do not exceed `MAX_NESTING`."""
+def args_depth(args: bytes | Raw, limit: int = MAX_NESTING) -> int:
+    """Return the nesting depth of arguments, or of other JSON; 0 if it clearly does not exceed a limit."""
     # Two counts are much cheaper than a walk, and nearly always enough.
-    if len(args) <= 2 * MAX_NESTING:
+    if len(args) <= 2 * limit:
         return 0
     text = bytes(args)
-    if text.count(b"{") + text.count(b"[") <= MAX_NESTING:
+    if text.count(b"{") + text.count(b"[") <= limit:
         return 0
     depth = deepest = 0
     for token in _BRACKETS.finditer(text):

@@ -81,19 +81,19 @@ def labels_of_groups(info: Any, rank: int) -> Labels:
     labels: Labels = {}
     data: list[tuple[int, int] | None] = [None, None]
     for group in config if isinstance(config, list) else ():
-        ranks = _ranks(group.get("ranks")) if isinstance(group, dict) else []
-        if rank not in ranks:
+        if not isinstance(group, dict):
             continue
         description = str(group.get("pg_desc", "")).partition(",")[0].strip().lower()
-        half = _SPLIT_DATA.get(description.removeprefix("mesh_"))
-        match = _GROUP.fullmatch(description)
+        half, dimension = _SPLIT_DATA.get(description.removeprefix("mesh_")), None
+        if half is None and (match := _GROUP.fullmatch(description)) is not None:
+            words = match[1].replace(" ", "").replace("_", "")
+            dimension = _LONG_NAMES.get(words) if match[2] else match[1] if match[1] in DIMENSIONS else None
+        if (half is None and dimension is None) or rank not in (ranks := _ranks(group.get("ranks"))):
+            continue
         if half is not None:
             data[half] = ranks.index(rank), len(ranks)
-        elif match is not None:
-            words = re.sub(r"[ _]", "", match[1])
-            dimension = _LONG_NAMES.get(words) if match[2] else match[1] if match[1] in DIMENSIONS else None
-            if dimension is not None:
-                labels.setdefault(dimension, ranks.index(rank))
+        elif dimension is not None:
+            labels.setdefault(dimension, ranks.index(rank))
     if "dp" not in labels and any(data):
         (outer, _), (inner, size) = (half or (0, 1) for half in data)
         labels["dp"] = outer * size + inner

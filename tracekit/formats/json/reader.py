@@ -174,10 +174,10 @@ class TraceReader(Window):
     def _read_whole(self, spans: Sequence[int], decode: _Decode) -> Any:
         """Return a run of well-formed events; None when they have to be read singly."""
         body = self.text[spans[0] : spans[-1]]
-        run = None
-        if not repair_text(body)[1]:  # repairs are reported with event and byte
-            with suppress(*REFUSED):
-                run = decode(body, spans)
+        try:
+            run = None if repair_text(body)[1] else decode(body, spans)  # repairs are reported with event and byte
+        except REFUSED:
+            run = None
         if run is not None:
             self._note_commas(int(self._expects_comma), "between two events")
             self._expects_comma = True
@@ -507,7 +507,7 @@ class TraceReader(Window):
                 what = f"data after the {self.form} is passed over"
                 self._note("data_after_end", self._offset + self.at, what, lost=True)
             self.at = len(self.text)
-            if not self.fill():
+            if self.final or not self.fill():
                 break
         self._end_file()
 

@@ -188,7 +188,7 @@ class SalvageStream(ByteStream):
         self._damaged_at = 0
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked
         super().__init__(path)
-        self._read_bytes = len(self._packed)  # the first piece was read twice
+        self._read_bytes = len(self._packed)  # without what another codec has read
 
     @staticmethod
     def _new_inflater() -> Any:

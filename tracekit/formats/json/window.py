@@ -110,7 +110,7 @@ class Window(Closing):
         pieces: list[bytes] = []
         while not self.final and (not pieces or missing > 0):
             piece = b"" if self._is_hopeless() else self._stream.read()
-            self.final = not piece
+            self.final = not piece or self._stream.ended
             pieces.append(piece)
             missing -= len(piece)
             self.bytes_read += len(piece)
@@ -187,7 +187,9 @@ class Window(Closing):
     def drops(self) -> list[Finding]:
         """Damage that lost events, in order of kind; each place is one event or more."""
         found = [self._findings[key] for key in sorted(self._findings) if key[0]]
-        return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
+        if self._stream.losses:
+            found += [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
+        return found
 
     def _lose(self) -> None:
         """Note that the file is unreadable from the present place on."""

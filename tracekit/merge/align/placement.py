@@ -7,7 +7,7 @@ and flagged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -214,7 +214,7 @@ class _ClockDescriber:
                 # It uses the wall clock; the rank trace has one reading of it.
                 error_ns = profile.error_ns + readings.get(item.rank, 0)
                 words = f"{found.words}; the XLA profile ± {duration(error_ns)}, from {profile.source}"
-                found = replace(found, error_ns=found.error_ns + error_ns, words=words)
+                found = found._replace(error_ns=found.error_ns + error_ns, words=words)
             for clock in self._stated(item, domain, found) if item.kind == "merged" else [found]:
                 clocks[clock.rank] = max(clocks.get(clock.rank, clock), clock, key=_uncertainty)
         return clocks
@@ -232,23 +232,24 @@ class _ClockDescriber:
     def _of(self, number: int, domain: ClockDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
         item = self.items[number]
         drift_ppm = round(placed.drift_ppm(), 6)
-        clock = RankClock(rank=item.rank, source="unknown", aligned=True, offset_ns=offset_ns, drift_ppm=drift_ppm)
+
+        def clock(source: str, words: str, error_ns: int | None = None, *, aligned: bool = True) -> RankClock:
+            return RankClock(item.rank, source, aligned, offset_ns, drift_ppm, error_ns, words)
+
         if item.rank in self.by_hand and item.kind != "merged":
-            words = f"{duration(offset_ns, sign=True)}, given by hand: error unknown"
-            return replace(clock, source="by_hand", words=words)
+            return clock("by_hand", f"{duration(offset_ns, sign=True)}, given by hand: error unknown")
         if domain.aligned and domain.path.links:
-            source, words = _by_path(domain.path, offset_ns, drift_ppm, domain.error_ns)
-            return replace(clock, source=source, error_ns=domain.error_ns, words=words)
+            return clock(*_by_path(domain.path, offset_ns, drift_ppm, domain.error_ns), domain.error_ns)
         if not domain.known:
-            return replace(clock, aligned=False, words="unknown")
+            return clock("unknown", "unknown", aligned=False)
         if self.align == "none":
-            return replace(clock, source="none", words=wall)
+            return clock("none", wall)
         if domain is self.domains[self.reference]:
             own = item.rank == self.items[domain.members[0]].rank
             set_by = domain.shifts[number]
             after = f"; {duration(set_by, sign=True)}: the wall clock was set in between" if set_by else ""
-            return replace(clock, source="reference" if own else "shared", error_ns=0, words=wall + after)
-        return replace(clock, source="wall", aligned=self.align == "wall", words=wall)
+            return clock("reference" if own else "shared", wall + after, 0)
+        return clock("wall", wall, aligned=self.align == "wall")
 
     @staticmethod
     def _stated(item: Input, domain: ClockDomain, found: RankClock) -> list[RankClock]:
@@ -263,8 +264,7 @@ class _ClockDescriber:
                 )
             elif found.offset_ns or domain.path.links or not found.aligned:
                 both = (known.error_ns, found.error_ns)
-                known = replace(
-                    known,
+                known = known._replace(
                     source=found.source if known.aligned else known.source,
                     aligned=known.aligned and found.aligned,
                     offset_ns=known.offset_ns + found.offset_ns,

@@ -22,7 +22,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from tracekit.errors import MergeError
 from tracekit.storage import make_folders
@@ -31,6 +31,8 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover - without it nothing is removed
     fcntl = None  # type: ignore[assignment]
+
+_T = TypeVar("_T")
 
 OWNER: Final = "owner"
 _FORMAT: Final = "tracekit_merge_scratch"
@@ -111,6 +113,7 @@ class ScratchStore:
 
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder or tempfile.gettempdir()
+        self._shared: dict[Any, Any] = {}
         try:
             self._file = tempfile.SpooledTemporaryFile(_MAX_MEMORY_BYTES, dir=self._folder)  # noqa: SIM115 - closed later
         except OSError as error:
@@ -141,6 +144,10 @@ class ScratchStore:
             return pickle.loads(self._file.read(place[1]))  # noqa: S301 - nobody else can write there
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise self._failed("read", error) from error
+
+    def one_of_equals(self, value: _T) -> _T:
+        """Return one object, which stays in memory, for all equal values."""
+        return cast("_T", self._shared.setdefault(value, value))
 
     def _failed(self, what: str, error: Exception) -> MergeError:
         # Not as StorageError: the input is not to blame, and must not be left out.

@@ -7,15 +7,14 @@ merging in steps gives the ids of merging at once, for inputs of different ranks
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.errors import MergeError
-from tracekit.formats.merged_head import MERGED_KEY, Accounts, RankOfPid, merge_decisions, truncate_header
-from tracekit.formats.trace_event import encode_json
-from tracekit.merge.scan.input import Head
-from tracekit.storage import printable_name
+from tracekit.formats.merged_head import MERGED_KEY, Accounts, RankOfPid, merge_decisions
+from tracekit.formats.trace_event import Raw, encode_json
 from tracekit.wording import consecutive
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from tracekit.merge.align.domains import ClockMap
     from tracekit.merge.align.placement import Placement
     from tracekit.merge.plan.titles import Process, RankOrder
-    from tracekit.merge.scan.input import Input
+    from tracekit.merge.scan.input import Head, Input
     from tracekit.merge.selection.event_filter import EventFilter
 
 
@@ -196,6 +195,7 @@ class UnitInput:
     """An input and the facts that its rewriting needs. It can be pickled.
 
     Attributes:
+        seen: The name, label and category of the processes that were seen, by ``pid``; see `Head`.
         warp: The correction of a drifting clock, in the time of the file.
         namespace: The number of the namespace of its ids; -1 keeps them.
         moved_namespaces: New numbers for namespaces of an earlier merge that others use.
@@ -205,6 +205,7 @@ class UnitInput:
 
     number: int
     source: Input
+    seen: dict[Any, tuple[str | None, str, bytes]]
     shift_ns: int
     warp: ClockMap | None
     namespace: int
@@ -253,10 +254,10 @@ class InputResult:
         stack_frames: The stack frames that the events name: the JSON text of each by its id in the merged trace.
     """
 
-    read: Counter[str] = field(default_factory=Counter)
-    written: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    repaired: Counter[str] = field(default_factory=Counter)
+    read: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    written: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    dropped: dict[str, int] = field(default_factory=partial(defaultdict, int))
+    repaired: dict[str, int] = field(default_factory=partial(defaultdict, int))
     left_out: dict[str, int] = field(default_factory=dict)
     repairs: list[Finding] = field(default_factory=list)
     drops: list[Finding] = field(default_factory=list)
@@ -312,13 +313,13 @@ class MergePlan:
 
     def _input(self, number: int) -> UnitInput:
         item, layout, placement = self.inputs[number], self.layout, self.placement
-        head = Head({}, {}, {}) if item.passes else item.head()
-        tables = item.tables
-        if item.kind != "merged":
+        head, tables = None if item.passes else item.head(), item.tables
+        if head is not None and item.kind != "merged":
             tables = [(item.rank, item.kind, encode_json(_description(item, head)))]
         return UnitInput(
             number=number,
-            source=item.with_head(Head({}, {}, head.processes)),
+            source=item,
+            seen={} if head is None else head.processes,
             shift_ns=placement.shifts_ns[number],
             warp=placement.warps[number],
             namespace=layout.namespaces[number],
@@ -333,13 +334,7 @@ class MergePlan:
 
 
 def _description(item: Input, head: Head) -> dict[str, Any]:
-    header, left_out = truncate_header(head.header)
-    return {
-        "file": printable_name(item.path),
-        "kind": item.kind,
-        "rank": item.rank,
-        "host": item.host,
-        "header": header,
-        "metadata": head.metadata,
-        **({"header_left_out": left_out} if left_out else {}),
-    }
+    header, metadata = map(Raw, head.kept)
+    left_out = {"header_left_out": item.header_left_out} if item.header_left_out else {}
+    names = {"file": item.name, "kind": item.kind, "rank": item.rank, "host": item.host}
+    return {**names, "header": header, "metadata": metadata, **left_out}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import ConfigError
 from tracekit.formats.merged_head import merge_decisions
 from tracekit.formats.trace_event import FreeNumbers, encode_json
-from tracekit.storage import printable_name
 from tracekit.traces.labels import DIMENSIONS, Labels, labels_from_json, labels_of_trace, labels_text, shown_dimensions
 from tracekit.traces.process_identity import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, main_thread
 
@@ -74,10 +73,10 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
     stated: list[Any] = []
     for item in inputs:
         ranks |= item.ranks
-        header = item.head().header
         if item.kind == "merged":
-            stated.append(merge_decisions(item.head().header).get("group_by"))
-            for rank, labels in _labels_of_merge(item):
+            own = merge_decisions(item.head().header)
+            stated.append(own.get("group_by"))
+            for rank, labels in _labels_of_merge(own):
                 if rank in item.ranks:
                     found[rank] = labels | found.get(rank, {})
             for known in item.processes.values():
@@ -85,7 +84,9 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
                     nodes.setdefault(known.rank, known.host)
             continue
         stated.append(None)
-        labels = labels_of_trace(printable_name(item.path), header, item.rank)
+        labels = item.labels
+        if item.rank_inside is None or item.rank != item.rank_inside[0]:
+            labels = labels_of_trace(item.name, item.head().header, item.rank)
         if labels:
             found[item.rank] = labels | found.get(item.rank, {})
         if item.host is not None:
@@ -104,8 +105,8 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
     )
 
 
-def _labels_of_merge(item: Input) -> Iterator[tuple[int, Labels]]:
-    entries = merge_decisions(item.head().header).get("labels")
+def _labels_of_merge(own: dict[str, Any]) -> Iterator[tuple[int, Labels]]:
+    entries = own.get("labels")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int:
             yield entry[0], labels_from_json(entry[1])
@@ -195,6 +196,7 @@ class Process:
         threads: Its threads, by key and lane.
         place: The place of its rank in the order of display.
         labels: The parallelism labels of its rank, as text.
+        title: Its `process_title`, when all of it is known.
     """
 
     rank: int
@@ -207,6 +209,7 @@ class Process:
     free_tids: FreeNumbers = field(default_factory=FreeNumbers)
     place: int = 0
     labels: str = ""
+    title: str = ""
 
 
 def process_title(process: Process) -> str:
@@ -291,7 +294,7 @@ def name_events(process: Process, slot: int) -> list[bytes]:
     kind, number = process.key
     index = b"%d" % process_sort_index(process, slot)
     events = [
-        metadata_event(b"process_name", pid, pid, b'{"name":%b}' % encode_json(process_title(process))),
+        metadata_event(b"process_name", pid, pid, b'{"name":%b}' % encode_json(process.title)),
         metadata_event(b"process_sort_index", pid, pid, b'{"sort_index":%b}' % index),
     ]
     if kind in (CPU, GPU):

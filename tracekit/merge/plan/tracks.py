@@ -17,18 +17,20 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import MergeError
 from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
 from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
-from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, decode_dict, decode_text, raw_number
+from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, decode_dict, decode_text, named, raw_number
 from tracekit.merge.plan.titles import Process, Thread, better_name, display_order, thread_sort_index
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tracekit.formats.trace_event import NamedEvent
     from tracekit.merge.plan.plan import UnitInput
 
 NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
 )
 """Metadata that the merge writes anew for every process and thread."""
-
 
 _MAX_ID: Final = 2**32 - 1
 _MAX_KEPT: Final = 10_000
@@ -37,8 +39,11 @@ _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 @dataclass(slots=True)
 class _Declared:
-    name: str | None
-    label: str
+    """The names of a process in an input; first those that its scan found."""
+
+    name: str | None = None
+    label: str = ""
+    category: bytes = b""
     threads: dict[Any, tuple[str | None, int | None]] = field(default_factory=dict)
     count: int = 0
 
@@ -47,18 +52,18 @@ class _InputTracks:
     def __init__(self, item: UnitInput) -> None:
         self.number, self.source = item.number, item.source
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
-        self.declared: dict[Any, _Declared] = {}
+        self.declared: dict[Any, _Declared] = {raw: _Declared(*seen) for raw, seen in item.seen.items()}
         self.places: dict[tuple[Any, Any], tuple[int, int, int]] = {}  # by pid and tid, in any spelling
         self.kept: dict[Any, list[Event]] = {}
         self.kept_count = 0
         self.ends = 0
 
     def declaration(self, raw: Any) -> _Declared:
-        """Return what is declared of a pid; first what the scan of the input saw."""
-        if raw not in self.declared:
-            seen = self.source.head().processes.get(raw)
-            self.declared[raw] = _Declared(None, "") if seen is None else _Declared(seen.name, seen.label)
-        return self.declared[raw]
+        """Return what is declared of a pid."""
+        found = self.declared.get(raw)
+        if found is None:
+            found = self.declared[raw] = _Declared()
+        return found
 
     def thread(self, process: Process, pid: Any, tid: Any) -> tuple[int | str, int]:
         """Return what a thread was before an earlier merge, and its lane there."""
@@ -101,7 +106,8 @@ class UnitTracks:
         now = self._inputs[-1]
         found = now.places.get((pid, tid))
         if found is None:
-            found = now.places[pid, tid] = self._place(now, raw_number(pid), raw_number(tid), category)
+            key = raw_number(pid), raw_number(tid)
+            found = now.places[pid, tid] = now.places.get(key) or self._place(now, *key, category)
         return found
 
     def first_track(self, rank: int) -> tuple[Any, int, int] | None:
@@ -131,7 +137,7 @@ class UnitTracks:
             return self._passes(now, event)
         raw, name = raw_number(event.pid), decode_text(event.name)
         if event.name is UNSET or name in NAMED_METADATA or name in TABLE_EVENTS:
-            self._declare(now, raw, name, event)
+            self.declare([named(event)])
             return False
         if raw in now.processes:
             return True
@@ -142,10 +148,10 @@ class UnitTracks:
         now.kept.setdefault(raw, []).append(event)
         return False
 
-    def end_input(self) -> tuple[list[Event], Counter[str]]:
+    def end_input(self) -> tuple[list[Event], dict[str, int]]:
         """Return the metadata that waited for an event of its process, and how much metadata is left out, by reason."""
         now = self._inputs[-1]
-        left_out: Counter[str] = Counter({"rewritten_metadata": now.ends})
+        left_out = {"rewritten_metadata": now.ends, "unused_process": 0}
         kept: list[Event] = []
         for raw, events in now.kept.items():
             if raw in now.processes:
@@ -155,7 +161,7 @@ class UnitTracks:
         for raw, declared in now.declared.items():
             reason = "rewritten_metadata" if raw in now.processes else "unused_process"
             left_out[reason] += declared.count
-        return kept, +left_out
+        return kept, left_out
 
     def note_work(self, log: int, work: int) -> None:
         """Note the kinds of work seen on a track."""
@@ -209,16 +215,13 @@ class UnitTracks:
     # Numbers.
 
     def _place(self, now: _InputTracks, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
-        known = now.places.get((pid, tid))
-        if known is not None:
-            return known
         if now.source.passes:
             if not isinstance(pid, int) or not isinstance(tid, int):
                 raise MergeError(f"{now.source.shown}: an event of this merged trace has no process; merge its inputs")
             self._logs.append(None)
             now.places[pid, tid] = found = (pid, tid, len(self._logs) - 1)
             return found
-        process = self._process(now, pid, b"" if category is UNSET else bytes(category))
+        process = now.processes.get(pid) or self._process(now, pid, b"" if category is UNSET else bytes(category))
         key, lane = now.thread(process, pid, tid)
         # The begins and ends of a native trace have no name that would distinguish them on one track.
         keeps_lanes = now.source.form == "pftrace"
@@ -279,25 +282,30 @@ class UnitTracks:
             if name == "process_name" and isinstance(args.get("name"), str):
                 self._titles[event.pid] = args["name"]
             elif name == "process_sort_index":
-                self._orders[event.pid] = _sort_index(args) or 0
+                self._orders[event.pid] = _sort_index(args.get("sort_index")) or 0
         return True
 
-    def _declare(self, now: _InputTracks, raw: Any, name: str, event: Event) -> None:
-        declared = now.declaration(raw)
-        declared.count += 1
-        args = decode_dict(event.args)
-        if name == "process_name" and isinstance(args.get("name"), str):
-            declared.name = args["name"]
-        elif name == "process_labels" and isinstance(args.get("labels"), str):
-            declared.label = args["labels"]
-        elif name in ("thread_name", "thread_sort_index"):
-            tid = raw_number(event.tid)
-            title, order = declared.threads.get(tid, (None, None))
-            if name == "thread_name" and isinstance(args.get("name"), str):
-                title = args["name"]
-            elif name == "thread_sort_index":
-                order = _sort_index(args)
-            declared.threads[tid] = title, order
+    def declare(self, events: Iterable[NamedEvent]) -> None:
+        """Note the names and sort indexes in metadata that the merge writes anew."""
+        now = self._inputs[-1]
+        for event in events:
+            declared = now.declared.get(event.pid) or now.declaration(raw_number(event.pid))
+            declared.count += 1
+            kind, args = event.name, event.args
+            if kind == "process_name":
+                if args.name is not None:
+                    declared.name = args.name
+            elif kind == "process_labels":
+                if args.labels is not None:
+                    declared.label = args.labels
+            elif kind in ("thread_name", "thread_sort_index"):
+                tid = raw_number(event.tid)
+                title, order = declared.threads.get(tid, (None, None))
+                if kind == "thread_sort_index":
+                    order = _sort_index(args.sort_index)
+                elif args.name is not None:
+                    title = args.name
+                declared.threads[tid] = title, order
 
     def _settle(self, now: _InputTracks) -> None:
         source = now.source
@@ -348,10 +356,8 @@ def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
         return (PROFILER, "") if raw in _PSEUDO_PROCESSES else (DEVICE, raw)
     if source.kind == "torch":
         gpu = gpu_of_label(declared.label)
-        if gpu is None and not declared.label and 0 <= raw < 64:
-            seen = source.head().processes.get(raw)
-            if (category or (seen.category if seen is not None else b"")) in GPU_CATEGORIES:
-                gpu = raw
+        if gpu is None and not declared.label and 0 <= raw < 64 and (category or declared.category) in GPU_CATEGORIES:
+            gpu = raw
         if gpu is not None:
             return GPU, gpu
         if raw < 0:
@@ -363,6 +369,5 @@ def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
     return (CPU, raw) if known is None else known.key
 
 
-def _sort_index(args: dict[str, Any]) -> int | None:
-    value = args.get("sort_index")
+def _sort_index(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31 else None

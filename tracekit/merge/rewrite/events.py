@@ -22,6 +22,7 @@ from tracekit.formats.trace_event import (
     Event,
     Raw,
     decode_dict,
+    decode_named,
     decode_or_none,
     encode_event,
     encode_json,
@@ -117,10 +118,17 @@ class EventRewriter:
         if self._item.source.kind == "tracekit":
             self.result.accounts.take(run)
 
+    def take_names(self, text: bytes) -> None:
+        """Take metadata with the names and sort indices of processes and threads, which are written anew."""
+        events = decode_named(text)
+        self.result.read["M"] += len(events)
+        self._tracks.declare(events)
+
     def take(self, run: list[Event]) -> None:
         """Rewrite the events of a run; they are changed in place."""
         self.note(run)
-        self.result.read.update([event.ph[:1] if type(event.ph) is str else "" for event in run])
+        for event in run:
+            self.result.read[event.ph[:1] if type(event.ph) is str else ""] += 1
         reasons: Iterator[str] = repeat("")
         if self.chosen is not None:
             run = self.chosen.of_ranks(run)
@@ -137,7 +145,8 @@ class EventRewriter:
         for event in kept:
             self._rewrite_metadata(event)
         for reason, count in unused.items():
-            self._dropped[reason] += count
+            if count:
+                self._dropped[reason] += count
 
     def _rewrite(self, event: Event, why: str) -> None:
         """Rewrite an event that is not metadata, unless it is dropped."""
@@ -169,8 +178,8 @@ class EventRewriter:
             end += self._duration(event, start)
             if (category := raw_field(event.cat)) in WORK_CATEGORIES:
                 self._tracks.note_work(log, work_of(category, raw_field(event.name)))
-        if kinds := repair_fields(event):
-            self._repaired.update(kinds)
+        for kind in repair_fields(event):
+            self._repaired[kind] += 1
         if event.bind_id is not UNSET:
             event.bind_id = self._flow_id(event.bind_id)
         if phase in "stf":
@@ -279,8 +288,8 @@ class EventRewriter:
     # Metadata.
 
     def _rewrite_metadata(self, event: Event) -> None:
-        if kinds := repair_fields(event):
-            self._repaired.update(kinds)
+        for kind in repair_fields(event):
+            self._repaired[kind] += 1
         pid, tid = self._tracks.place_of_metadata(event.pid, event.tid)
         event.pid, event.tid = pid, padded_tid(tid)  # type: ignore[assignment]
         if event.ts is not UNSET:

@@ -9,8 +9,7 @@ first events. The bytes are the same whichever way was taken.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit import core
 from tracekit.errors import MergeError, TraceFormatError
@@ -98,7 +97,8 @@ class UnitRewriter:
         found.titles = tracks.passed_titles()
         for process in self.processes:
             process.place, process.labels = self._job.ranks.get(process.rank, (process.rank, ""))
-            found.titles.setdefault(process.rank, []).append(process_title(process))
+            process.title = process_title(process)
+            found.titles.setdefault(process.rank, []).append(process.title)
         return found.moved + lost + found.snapped
 
     def closing(self, *, names: bool = True, number: int | None = None) -> bytes:
@@ -107,13 +107,13 @@ class UnitRewriter:
         Without ``names``, only the tables for a further merge; with a number, only those of that input.
         """
         events: list[bytes] = []
-        ranks: Counter[int] = Counter()
+        slots: dict[int, int] = {}
         own = None if number is None else set(self.tracks.pids_of(number).values())
         for process in self.processes:
             if own is not None and process.pid not in own:
                 continue
-            events += name_events(process, ranks[process.rank]) if names else []
-            ranks[process.rank] += 1
+            slot = slots[process.rank] = slots.get(process.rank, -1) + 1
+            events += name_events(process, slot) if names else []
             pid = process.pid
             events.append(metadata_event(PROCESS_EVENT.encode(), pid, pid, _process_table(process)))
         for rank, _, text in sorted(table for item in self._own(number) for table in item.tables):
@@ -140,7 +140,8 @@ class UnitRewriter:
             events.finish()
             if item.added:
                 self._add(item.added)
-                result.written.update(event.phase for event in item.added)
+                for event in item.added:
+                    result.written[event.phase] += 1
             result.clock_events = self._show_clocks(item, events.chosen)
             if result.clock_events:
                 result.written["n"] += result.clock_events
@@ -176,15 +177,16 @@ class UnitRewriter:
 
     def _compiled(self, reader: TraceReader, events: EventRewriter) -> Iterator[None]:
         """Rewrite the events of an input in the core, which leaves odd ones to Python."""
-        core_rewriter = cast("_merge.Rewriter", self.rewriter)
+        core_rewriter: _merge.Rewriter = self.rewriter  # type: ignore[assignment]
         while reader.in_events:
             reason, at = core_rewriter.rewrite(reader.text, reader.at, reader.final)
-            reader.pass_events(at)
-            if reason == _NEW:
+            while reason == _NEW:
                 pid, tid, category = core_rewriter.new_track()
                 place = self.tracks.place(decode_json(pid), decode_json(tid), Raw(category) if category else UNSET)
                 core_rewriter.add_track(pid, tid, *place)
-            elif reason == _ODD:
+                reason, at = core_rewriter.rewrite(reader.text, at, reader.final)
+            reader.pass_events(at)
+            if reason == _ODD:
                 run = reader.read_odd()
                 if not run:
                     reader.end_events()
@@ -202,9 +204,9 @@ class UnitRewriter:
         _look(core_rewriter, events)
         for log, work in core_rewriter.work():
             self.tracks.note_work(log, work)
-        written = core_rewriter.counts()
-        events.result.read.update(written)
-        events.result.written.update(written)
+        for phase, count in core_rewriter.counts().items():
+            events.result.read[phase] += count
+            events.result.written[phase] += count
         yield
 
     def _add(self, added: Sequence[AddedEvent]) -> None:
@@ -235,7 +237,7 @@ class UnitRewriter:
 
 def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
     if metadata := core_rewriter.metadata():
-        events.take(decode_run(metadata))
+        events.take_names(metadata)
     if noted := core_rewriter.noted():
         events.note(decode_run(noted))
 
@@ -339,7 +341,8 @@ def write_unit(
             file.seek(0, os.SEEK_END)
         needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
         if size_bytes <= _HELD_BYTES:
-            sink.write(encoder.encode(unit.rewriter.lay(b"".join(held), 0)))
+            text = b"".join(held)
+            sink.write(encoder.encode(unit.rewriter.lay(text, 0) if needs_patches else text))
         elif needs_patches and is_patchable:
             unit.rewriter.write_patches(file.fileno(), start)
         elif needs_patches:

@@ -145,7 +145,7 @@ def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Ma
     """Return the ranks of inputs if the names of all of them contain exactly labels, otherwise an empty dict."""
     if any(ranks.names(item.path) for item in inputs):
         return {}
-    found = ranks_of_labels([labels_in_name(printable_name(item.path)) for item in inputs]) or []
+    found = ranks_of_labels([labels_in_name(item.name) for item in inputs]) or []
     stated = [_stated_rank(item, companions) for item in inputs]
     # The names of some inputs may contain a rank, like the name of the first one.
     agree = all(one in (None, (rank, "file name")) for one, rank in zip(stated, found, strict=False))
@@ -185,16 +185,16 @@ def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], l
     return kept, others
 
 
-def check_claims(inputs: list[Input]) -> None:
+def check_claims(identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
     """Reject two different processes that claim the same rank.
 
     Accepts a restarted rank, the rank's children, and several files of one process.
     """
     by_rank: dict[int, list[list[ProcessIdentity]]] = {}
-    for item in inputs:
+    for own in identities:
         # Processes of one file belong together.
         groups: dict[int, list[ProcessIdentity]] = {}
-        for identity in _identities(item).values():
+        for identity in own.values():
             groups.setdefault(identity.rank, []).append(identity)
         for rank, group in groups.items():
             by_rank.setdefault(rank, []).append(group)
@@ -210,33 +210,33 @@ def check_claims(inputs: list[Input]) -> None:
             )
 
 
-def _identities(item: Input) -> dict[int, ProcessIdentity]:
+def identities_of(item: Input) -> dict[int, ProcessIdentity]:
     """Return the processes of an input by pid; -1 is the process of a trace that states no pid."""
     if item.kind in ("tracekit", "torch"):
         return {pid: item.process_identity(pid) for pid in sorted(item.pids) or [-1]}
     return {pid: known.identity for pid, known in item.processes.items() if known.identity is not None}
 
 
-def assign_keys(inputs: list[Input]) -> None:
+def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
     """Set keys and identities of the processes of the inputs. Files share a key exactly if they are of one process."""
-    processes: dict[tuple[Any, ...], ProcessIdentity] = {}
-    places: dict[tuple[Any, ...], list[tuple[Input, int]]] = {}
+    recorded: dict[tuple[Any, ...], tuple[ProcessIdentity, list[tuple[Input, int]]]] = {}
     loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which has fewer facts
-    for item in inputs:
-        for pid, identity in _identities(item).items():
+    for item, own in zip(inputs, identities, strict=True):
+        for pid, identity in own.items():
             if pid < 0 or (item.kind == "tracekit" and not isinstance(identity.own.get("pid"), int)):
                 continue
             if not identity.recorded:
                 loose.append((item, pid, identity))
                 continue
-            processes.setdefault(identity.key, identity).take(identity)
-            places.setdefault(identity.key, []).append((item, pid))
+            first, files = recorded.setdefault(identity.key, (identity, []))
+            first.take(identity)
+            files.append((item, pid))
     taken: dict[tuple[int, int], list[tuple[ProcessIdentity, ProcessKey]]] = {}
-    for identity in sorted(processes.values(), key=lambda identity: identity.began_ns):
+    for identity, files in sorted(recorded.values(), key=lambda found: found[0].began_ns):
         same_pid = taken.setdefault((identity.rank, identity.pid), [])
         key: ProcessKey = (CHILD, _child_key(identity)) if identity.is_child else _cpu_key(identity, same_pid)
         same_pid.append((identity, key))
-        for item, pid in places[identity.key]:
+        for item, pid in files:
             _settle(item, pid, identity, key)
     for item, pid, identity in sorted(loose, key=lambda found: found[2].began_ns):
         known = taken.setdefault((identity.rank, identity.pid), [])
@@ -261,7 +261,7 @@ def _owner(
 ) -> tuple[ProcessIdentity, ProcessKey] | None:
     """Return the process of a torch trace among the known ones of its pid, sorted by time. None if it is another."""
     for found in known:
-        if printable_name(item.path) in found[0].companions:
+        if item.name in found[0].companions:
             return found
     attempt = identity.own.get("attempt")
     possible = [found for found in known if attempt is None or found[0].own.get("attempt") in (attempt, None)]

@@ -10,12 +10,11 @@ import os
 import re
 from collections import deque
 from contextlib import closing
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.merged_head import merge_decisions, merged_ranks, truncate_header
+from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merge_decisions, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import (
     BASE_TIME_KEY,
     CLOCK_OFFSET_EVENT,
@@ -23,15 +22,16 @@ from tracekit.formats.rank_trace import (
     COMPOSER_SYNC_ERROR_EVENT,
     COMPOSER_SYNC_EVENT,
 )
-from tracekit.formats.trace_event import decode_dict, decode_text
+from tracekit.formats.trace_event import decode_dict, decode_text, encode_json
 from tracekit.formats.trace_stream import open_trace
 from tracekit.formats.xprof import host_in_name
-from tracekit.storage import basename, is_remote, modified_ns, size_bytes
+from tracekit.storage import basename, is_remote, modified_ns, printable_name, size_bytes
 from tracekit.traces.inputs import base_of, rank_inside
+from tracekit.traces.labels import Labels, labels_of_trace
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tracekit.formats.xprof import ProfileStart
     from tracekit.merge.execute.scratch import ScratchStore
@@ -98,17 +98,17 @@ class ProcessScan:
 
 
 class Head(NamedTuple):
-    """The header and metadata of an input.
+    """The header of an input, and its processes.
 
     Attributes:
-        header: The keys next to ``traceEvents``, as far as they were read.
-        metadata: ``args`` of ``tracekit_metadata``, or empty.
-        processes: The processes that were seen, by ``pid``.
+        header: The keys next to ``traceEvents`` of an earlier merge; only ``distributedInfo`` of another input.
+        kept: The parts of header and metadata that the merged trace keeps, as JSON; empty for an earlier merge.
+        processes: The name, label and category of the processes that were seen, by ``pid``.
     """
 
     header: dict[str, Any]
-    metadata: dict[str, Any]
-    processes: dict[Any, ProcessScan]
+    kept: tuple[bytes, ...]
+    processes: dict[Any, tuple[str | None, str, bytes]]
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class Input:
             JAX), "flight recorder" (of torch), "chrome" (anything else).
         form: "array" or "object", or the form of a file that is not JSON.
         whole: True if all of the file was read, so that the times are exact.
-        stored: The head, or its place in the scratch file.
+        scanned: The keys next to ``traceEvents``, the ``args`` of ``tracekit_metadata``, and the processes that were seen.
         lowest_ns: The earliest time that was seen, in the file's own time; None when no event has a time.
         companions: Names of further trace files of the same process.
         composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
@@ -144,7 +144,13 @@ class Input:
         base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
         identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
             profiler states. Only keys that distinguish processes, clocks and hosts.
+        name: Its printable name, without folders.
+        first_ns: The earliest valid time, in the file's own time.
+        host: The host's name, if the file states it.
         rank_inside: See `tracekit.traces.inputs.rank_inside`.
+        labels: The parallelism labels of that rank.
+        run: Backend and size of the distributed run; None where the header has no ``distributedInfo``.
+        devices: The entries of ``deviceProperties``, as JSON.
         named_pids: The real process ids that were seen, each with the name of the process.
         tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
             (rank, kind, JSON).
@@ -160,7 +166,7 @@ class Input:
     has_end: bool
     digest: int
     bytes_read: int
-    stored: Head | tuple[int, int]
+    scanned: InitVar[tuple[dict[str, Any], dict[str, Any], dict[Any, ProcessScan]]]
     lowest_ns: int | None
     highest_ns: int | None
     epoch_lowest_ns: int | None
@@ -169,10 +175,15 @@ class Input:
     composer_ranks: tuple[int, ...]
     profile: ProfileStart | None
     base_ns: int | None = None
+    name: str = ""
+    first_ns: int | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     rank_inside: tuple[int, str] | None = None
+    labels: Labels = field(default_factory=dict)
+    run: dict[str, Any] | None = None
+    devices: tuple[bytes, ...] = ()
     rank_of_pid: Mapping[Any, int] = field(default_factory=dict)
-    host_name: Any = None
+    host: str | None = None
     named_pids: tuple[tuple[int, str | None], ...] = ()
     header_left_out: tuple[str, ...] = ()
     rank: int = -1
@@ -182,10 +193,11 @@ class Input:
     passes: bool = False
     unwanted_ranks: frozenset[int] = frozenset()
     _clock_events: ClockEvents | None = None
+    _head: Head | tuple[int, int] = (0, 0)
     _store: ScratchStore | None = None
 
-    def __post_init__(self) -> None:
-        header, metadata, processes = self.head()
+    def __post_init__(self, scanned: tuple[dict[str, Any], dict[str, Any], dict[Any, ProcessScan]]) -> None:
+        header, metadata, processes = scanned
         base_ns = base_of(header, metadata) or (self.profile and self.profile.start_ns)
         self.base_ns = base_ns or (0 if self.epoch_lowest_ns is not None else None)
         own = header.get("tracekit")
@@ -194,12 +206,29 @@ class Input:
             stated = self.profile.identity
         self.identity = {key: stated[key] for key in _KEPT if key in stated}
         pid = self.identity.get("pid")
+        self.first_ns = self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
+        self.name = printable_name(self.path)
+        host = self.identity.get("host") or header.get("host_name")
+        if host is None and self.kind == "xprof":
+            host = host_in_name(self.path)
+        self.host = host if isinstance(host, str) else None
         self.rank_inside = rank_inside(header, metadata, self.composer_ranks)
+        info, devices = header.get(DISTRIBUTED_KEY), header.get(DEVICES_KEY)
+        if isinstance(info, dict):
+            self.run = {key: info[key] for key in ("backend", "world_size") if key in info}
+        if isinstance(devices, list):
+            self.devices = tuple(map(encode_json, devices))
+        kept: Sequence[bytes] = ()
         if self.kind == "merged":
             self.rank_of_pid = merged_ranks(header) or {}
         else:
-            self.header_left_out = tuple(truncate_header(header)[1])
-        self.host_name = header.get("host_name")
+            *kept, left_out = truncate_header(header, metadata)
+            self.header_left_out = tuple(left_out)
+            header = {} if self.run is None else {DISTRIBUTED_KEY: info}
+            if self.rank_inside is not None:
+                self.labels = labels_of_trace(self.name, header, self.rank_inside[0])
+        seen = {raw: (process.name, process.label, process.category) for raw, process in processes.items()}
+        self._head = Head(header, tuple(kept), seen)
         if isinstance(pid, int):
             self.named_pids = ((pid, processes[pid].name if pid in processes else None),)
         elif self.kind != "xprof":  # which has 701, 1, 2 ... on every host
@@ -221,11 +250,6 @@ class Input:
         return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
 
     @property
-    def first_ns(self) -> int | None:
-        """The earliest valid time, in the file's own time."""
-        return self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
-
-    @property
     def span_ns(self) -> tuple[int, int] | None:
         """The first and the last start of an event in ns since the epoch, or in its own time if its clock is unknown."""
         base_ns, first_ns = self.base_ns or 0, self.first_ns
@@ -239,25 +263,24 @@ class Input:
     def keep(self, store: ScratchStore) -> Input:
         """Move the head to a scratch file, and share equal strings with other inputs. Return the input."""
         self._store = store
-        self.stored = store.put(self.stored)
+        self._head = store.put(tuple(self._head))
+        self.devices = store.one_of_equals(self.devices)
         self.identity = {key: _shared(value) for key, value in self.identity.items()}
-        self.host_name = _shared(self.host_name)
+        self.host = _shared(self.host)
         self.named_pids = tuple((pid, _shared(name)) for pid, name in self.named_pids)
         self.header_left_out = tuple(map(intern, self.header_left_out))
         return self
 
-    def with_head(self, head: Head) -> Input:
-        """Return a copy with another head, which can be pickled."""
-        found = copy(self)
-        found.stored, found._store = head, None  # noqa: SLF001 - of this class
-        return found
-
     def head(self) -> Head:
-        """Return the header and metadata."""
-        if isinstance(self.stored, Head):
-            return self.stored
+        """Return the header, and the processes. Not in a worker that rewrites."""
+        if isinstance(self._head, Head):
+            return self._head
         assert self._store is not None
-        return cast("Head", self._store.get(self.stored))
+        return Head(*self._store.get(self._head))
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        # The scratch file stays in its process.
+        return None, {name: None if name == "_store" else getattr(self, name) for name in self.__slots__}
 
     def read_end(self) -> None:
         """Read a trace to its end if the scan has not seen its last events, and set its latest time."""
@@ -293,14 +316,6 @@ class Input:
     def rank_of(self, pid: Any) -> int:
         """Return the rank of a process, by its pid in the file."""
         return self.rank_of_pid.get(pid, self.rank)
-
-    @property
-    def host(self) -> str | None:
-        """The host's name, if the file states it."""
-        host = self.identity.get("host") or self.host_name
-        if host is None and self.kind == "xprof":
-            host = host_in_name(self.path)
-        return host if isinstance(host, str) else None
 
     @property
     def names_hosts(self) -> bool:

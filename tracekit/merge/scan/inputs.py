@@ -21,6 +21,7 @@ from tracekit.merge.scan.identity import (
     assign_keys,
     check_claims,
     find_ranks,
+    identities_of,
     select_ranks,
     told_ranks,
 )
@@ -136,8 +137,9 @@ def _settled(inputs: list[Input], omissions: list[_Omission], *, may_pass: bool)
             item.passes = may_pass and number in alone and passes(item, stride) and order.fits(item)
             if item.kind == "merged" and not item.passes:
                 read_tables(item)
-    check_claims(inputs)
-    assign_keys(inputs)
+    identities = list(map(identities_of, inputs))
+    check_claims(identities)
+    assign_keys(inputs, identities)
     return inputs
 
 
@@ -146,7 +148,8 @@ def _choose(
 ) -> tuple[list[tuple[str, bool]], list[str]]:
     """Return the files to scan, and the files of unwanted ranks according to their heads."""
     present = {path for path, _ in files}
-    xprof_folders = {path.removesuffix(basename(path)) for path in present if host_in_name(path)}
+    copies = {path.removesuffix(PERFETTO_COPY) for path in present if path.endswith(PERFETTO_COPY)}
+    xprof_folders = {path.removesuffix(basename(path)) for path in present if copies and host_in_name(path)}
     chosen: list[tuple[str, bool]] = []
     unread: list[str] = []
     for path, named in files:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import BytesStream
-from tracekit.formats.decimal_time import EPOCH_NS
+from tracekit.formats.decimal_time import EPOCH_NS, parse_us
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import is_kineto
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, raw_number, time_field
 from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.scan.input import FileStamp, Head, Input, ProcessScan, stamp_of
+from tracekit.merge.scan.input import FileStamp, Input, ProcessScan, stamp_of
 from tracekit.storage import is_remote, open_read
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ _COMPANION_WORD: Final = b'"tracekit_companion'
 _PROCESS_WORD: Final = b'"process_'
 """So do the names of metadata that say what a process of torch is: some versions write them between the events."""
 _MAX_RANKS: Final = 2**32
+_TAKEN_METADATA: Final = {
+    "process_name": "name",
+    "process_labels": "labels",
+    METADATA_EVENT: "",
+    COMPANION_EVENT: "file",
+    COMPOSER_RANK_EVENT: "value",
+}
+"""The metadata that the scan looks at, each with the key of the argument that it takes."""
 
 
 def probe(
@@ -116,7 +124,7 @@ def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
 
 def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
     """Return which part of a file is read: the "whole", the "ends" of a plain file, or the "head"."""
-    if reader.foreign or not survey.phases or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
+    if reader.foreign or not survey.has_events or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
         return "whole"
     own = reader.header.get("tracekit")
     is_known = is_kineto(reader.header) or (isinstance(own, dict) and "merge" in own) or bool(survey.metadata)
@@ -146,7 +154,7 @@ def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader |
 def _check(reader: TraceReader, survey: _Survey) -> None:
     if not reader.events and reader.drops:
         raise TraceFormatError(reader.path, "no event in it can be read", offset_bytes=reader.drops[0].offset_bytes)
-    if reader.events and not any(survey.phases):
+    if reader.events and not survey.has_events:
         raise TraceFormatError(
             reader.path, f"this is not a trace: none of its {reader.events} objects is an event (has a ph)"
         )
@@ -180,7 +188,7 @@ def _found(
         has_end=has_end,
         digest=digest,
         bytes_read=reader.bytes_read if whole or reader.compressed else stamp.size_bytes,
-        stored=Head(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
+        scanned=(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
         lowest_ns=survey.lowest_ns,
         highest_ns=survey.highest_ns,
         epoch_lowest_ns=survey.epoch_lowest_ns,
@@ -195,7 +203,7 @@ class _Survey:
     """The facts in the events of a file that decide its place in the merge."""
 
     def __init__(self) -> None:
-        self.phases: set[str] = set()
+        self.has_events = False
         self.processes: dict[Any, ProcessScan] = {}
         self.metadata: dict[str, Any] = {}
         self.companions: list[str] = []
@@ -212,21 +220,20 @@ class _Survey:
         """Look at a run of events."""
         events = []
         for event in run:
-            if event.ph is UNSET or not event.ph:
-                continue
-            self.phases.add(event.ph[0])
             if event.ph == "M":
                 self._metadata(event)
-            else:
+            elif event.ph is not UNSET and event.ph:
                 events.append(event)
-        times = [time_field(event.ts) for event in events]
+        self.has_events = self.has_events or bool(events)
         if self.is_xprof:
-            self._note_anchors(events, times)
+            self._note_anchors(events)
+        times = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
         self._span([time for time in times if time is not None])
-        keys = [(event.pid, event.tid) for event in events]
-        for key in set(keys) - self._seen:
-            self._first(events[keys.index(key)])
-        self._seen.update(keys)
+        for event in events:
+            key = event.pid, event.tid
+            if key not in self._seen:
+                self._seen.add(key)
+                self._first(event)
 
     def _first(self, event: Event) -> None:
         process = self._process(event.pid)
@@ -236,16 +243,13 @@ class _Survey:
         if event.ts is not UNSET and b"." in bytes(event.ts):
             self.decimals = True
 
-    def _process(self, raw: Any) -> ProcessScan:
-        raw = raw_number(raw)
-        found = self.processes.get(raw)
-        if found is None:
-            found = self.processes[raw] = ProcessScan()
-        return found
+    def _process(self, pid: Any) -> ProcessScan:
+        return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), ProcessScan())
 
-    def _note_anchors(self, run: list[Event], times: list[int | None]) -> None:
-        for event, time in zip(run, times, strict=True):
-            if event.name is not UNSET and bytes(event.name) == _ANCHOR and time is not None:
+    def _note_anchors(self, run: list[Event]) -> None:
+        for event in run:
+            is_anchor = event.name is not UNSET and bytes(event.name) == _ANCHOR
+            if is_anchor and (time := time_field(event.ts)) is not None:
                 duration = time_field(event.dur)
                 self.anchors.append((time, -1 if duration is None else duration, decode_dict(event.args)))
 
@@ -261,16 +265,22 @@ class _Survey:
             self.epoch_lowest_ns = low if self.epoch_lowest_ns is None else min(low, self.epoch_lowest_ns)
 
     def _metadata(self, event: Event) -> None:
-        process = self._process(event.pid)
-        name, args = decode_text(event.name), decode_dict(event.args)
+        self.has_events = True
+        process, name = self.processes.get(event.pid) or self._process(event.pid), decode_text(event.name)
+        key = _TAKEN_METADATA.get(name)
+        if key is None:
+            return
+        args = decode_dict(event.args)
+        value = args.get(key)
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
-        elif name == COMPANION_EVENT and isinstance(args.get("file"), str) and args["file"]:
-            self.companions.append(args["file"])
-        elif name == COMPOSER_RANK_EVENT and type(args.get("value")) is int and 0 <= args["value"] < _MAX_RANKS:
-            self.composer_ranks.add(args["value"])
-        elif name == "process_name" and isinstance(args.get("name"), str):
-            process.name = args["name"]
-            self.is_xprof = self.is_xprof or is_xprof_process(args["name"])
-        elif name == "process_labels" and isinstance(args.get("labels"), str):
-            process.label = args["labels"]
+        elif type(value) is str:
+            if name == "process_name":
+                process.name = value
+                self.is_xprof = self.is_xprof or (value.startswith("/") and is_xprof_process(value))
+            elif name == "process_labels":
+                process.label = value
+            elif name == COMPANION_EVENT and value:
+                self.companions.append(value)
+        elif name == COMPOSER_RANK_EVENT and type(value) is int and 0 <= value < _MAX_RANKS:
+            self.composer_ranks.add(value)

@@ -14,7 +14,6 @@ from tracekit.merge.selection.criteria import PAIRED, Criteria, PairJudge, Wante
 from tracekit.merge.selection.steps import ProcessSteps, find_steps, join_spans, step_spans
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterator
 
     from tracekit.merge.align.placement import Placement
@@ -79,7 +78,7 @@ class EventFilter(Criteria):
             found.append(NOT_SELECTED + why if why else "")
         return found
 
-    def left_out(self, dropped: Counter[str]) -> dict[str, int]:
+    def left_out(self, dropped: dict[str, int]) -> dict[str, int]:
         """Remove the events left out on request from the counts, and return them by reason."""
         found = [why for why in dropped if why.startswith(NOT_SELECTED)]
         counts = {why.removeprefix(NOT_SELECTED): dropped.pop(why) for why in found}

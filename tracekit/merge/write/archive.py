@@ -102,9 +102,7 @@ class Archive:
                     result.added += first.result.added + 1
                 else:
                     yield member.name, _copied(member.item, number, progress)
-                    copied = InputResult(
-                        found.read, Counter(found.read), repairs=found.repairs, accounts=found.accounts
-                    )
+                    copied = InputResult(found.read, dict(found.read), repairs=found.repairs, accounts=found.accounts)
                     result.inputs[number] = copied
 
     def _manifest(self) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.json.repair import without_final_backslash
@@ -75,10 +74,11 @@ class EventCounts:
 
     def _take_input(self, number: int, result: InputResult) -> None:
         path = self._items[number].shown
-        self._all.read.update(result.read)
-        self._all.written.update(result.written)
+        for counts, own in ((self._all.read, result.read), (self._all.written, result.written)):
+            for phase, count in own.items():
+                counts[phase] += count
         self._all.clock_events += result.clock_events
-        self._events[number] = result.read.total()
+        self._events[number] = sum(result.read.values())
         self.stack_frames.take(result.stack_frames)
         repaired = [Repair(path, found.kind, found.count, found.offset_bytes, found.detail) for found in result.repairs]
         repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(result.repaired.items())]
@@ -98,7 +98,7 @@ class EventCounts:
     ) -> MergeReport:
         """Return the report, when everything is noted."""
         total, found = self.total, [findings for _, findings in sorted(self._findings.items())]
-        events_out = Counter({"M": total.added} if total.added else {}) + self._all.written
+        self._all.written["M"] += total.added
         ranks = sorted(placed.clocks.keys() | total.titles.keys())
         return MergeReport(
             output=without_secrets(output),
@@ -112,7 +112,7 @@ class EventCounts:
             recording_losses=_in_order(self.losses),
             ranks=[_rank_report(rank, placed.clocks.get(rank), total.titles.get(rank, [])) for rank in ranks],
             events_in=dict(sorted(self._all.read.items())),
-            events_out=dict(sorted(events_out.items())),
+            events_out={phase: count for phase, count in sorted(self._all.written.items()) if count > 0},
             metadata_added=total.added,
             collective_events_added=collective_events,
             clock_events_added=self._all.clock_events,
@@ -171,7 +171,7 @@ def recording_losses(inputs: Sequence[Input], results: Sequence[InputResult]) ->
     for number, item in enumerate(inputs):
         if item.kind == "merged":
             found += stated_losses(item.head().header, item.ranks)
-        elif item.kind == "xprof" and results[number].read["X"] >= MOST_EVENTS:
+        elif item.kind == "xprof" and results[number].read.get("X", 0) >= MOST_EVENTS:
             found.append(RecordingLoss(item.rank, item.shown, DROPPED, _VIEWER_LIMIT, None))
         elif item.kind == "tracekit" and not results[number].accounts.is_dump:
             processes.setdefault((item.rank, *identity_of(item.identity)), []).append(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.json.repair import without_final_backslash
-from tracekit.formats.merged_head import END_EVENT, TOTALS_KEY
+from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, END_EVENT, TOTALS_KEY
 from tracekit.formats.rank_trace import BASE_TIME_KEY
 from tracekit.formats.stack_frames import STACK_FRAMES
 from tracekit.formats.trace_event import Raw, encode_json
@@ -13,6 +13,7 @@ from tracekit.version import __version__
 
 if TYPE_CHECKING:
     from tracekit.merge.plan.plan import MergePlan
+    from tracekit.merge.scan.input import Input
 
 _FORMAT_VERSION: Final = 2
 
@@ -60,28 +61,25 @@ def describe(plan: MergePlan) -> bytes:
     }
     # The entries of ten thousand ranks are small as text.
     clocks = [Raw(encode_json(clock.to_json())) for _, clock in sorted(plan.placement.clocks.items())]
-    first: dict[str, Any] | None = None  # what torch says about the distributed run, and the facts common to all inputs
-    shared: dict[str, Any] = {}
+    first: Input | None = None  # with what torch says about the distributed run
+    shared: dict[str, Any] = {}  # the facts common to all inputs
     devices: dict[bytes, None] = {}  # each once
     for item in inputs:
-        header = item.head().header
-        info = header.get("distributedInfo")
-        if isinstance(info, dict):
+        if item.run is not None:
             if first is None:
-                first, shared = info, {key: info[key] for key in ("backend", "world_size") if key in info}
-            shared = {key: value for key, value in shared.items() if info.get(key) == value}
-        properties = header.get("deviceProperties")
-        devices.update(dict.fromkeys(map(encode_json, properties if isinstance(properties, list) else [])))
+                first, shared = item, item.run
+            shared = {key: value for key, value in shared.items() if item.run.get(key) == value}
+        devices.update(dict.fromkeys(item.devices))
     described: dict[str, Any] = {
         "schemaVersion": 1,
         "tracekit": {"merge": own, "clocks": {"ranks": clocks, "domains": plan.placement.domains}},
-        "deviceProperties": list(map(Raw, devices)),
+        DEVICES_KEY: list(map(Raw, devices)),
         "displayTimeUnit": "ms",
     }
     if len(inputs) == 1 or (len({item.rank for item in inputs}) == 1 and all(item.kind != "merged" for item in inputs)):
-        shared = first or shared
+        shared = shared if first is None else first.head().header[DISTRIBUTED_KEY]
     if shared:
-        described["distributedInfo"] = shared
+        described[DISTRIBUTED_KEY] = shared
     if plan.placement.base_ns:
         described[BASE_TIME_KEY] = plan.placement.base_ns
     return encode_json(described)

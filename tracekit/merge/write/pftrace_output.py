@@ -29,7 +29,6 @@ from tracekit.formats.pftrace import (
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_events, encode_events, encode_json
 from tracekit.merge.plan.titles import (
     process_sort_index,
-    process_title,
     thread_sort_index,
     thread_title,
     title_in_group,
@@ -179,7 +178,7 @@ def _describe_tracks(processes: Sequence[Process]) -> Iterator[bytes]:
         if owner == process.pid:
             labels = [process.host] if process.host else []
             order = process_sort_index(process, slot)
-            yield process_track(uuid, process.pid, process_title(process), order=order, labels=labels)
+            yield process_track(uuid, process.pid, process.title, order=order, labels=labels)
         else:
             order = slot + (_PROFILER if process.key[0] == PROFILER else GROUPS)
             yield track(uuid, process_uuid(owner), process.name, order=order)
