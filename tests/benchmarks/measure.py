@@ -23,45 +23,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Amounts to measure.
+    """Amounts to measure."""
 
-    Attributes:
-        rounds: Number of rounds; both sides of a comparison run in each.
-        round_ns: About how long one turn of a marker takes.
-        file_slices: Slices of a trace that is written and timed.
-        streamed_slices: Slices that are written while the memory is watched.
-        watched_slices: Slices that are recorded while the garbage collector is watched.
-        block_steps: Training steps of one turn.
-        blocks: Turns of the training loop.
-        imports: Number of runs of each import.
-        merge_bytes: Size of the traces that are merged, unpacked.
-        merge_files: Number of these files.
-        merge_rounds: Number of rounds of the merges.
-        peer_bytes: Size of what peers merge, which hold all of it in memory.
-        peer_files: Number of these files.
-        growth: Shares of ``merge_bytes`` that are merged to see how time and memory grow.
-        small_ranks: Numbers of small ranks, for the same.
-        small_rank_bytes: Size of the trace of a small rank.
-        hta: The Python that has HolisticTraceAnalysis.
-    """
-
-    rounds: int
-    round_ns: int
-    file_slices: int
-    streamed_slices: int
-    watched_slices: int
-    block_steps: int
-    blocks: int
-    imports: int
-    merge_bytes: int
+    rounds: int  # both sides of a comparison run in each
+    round_ns: int  # about how long one turn of a marker takes
+    file_slices: int  # of a trace that is written and timed
+    streamed_slices: int  # written while the memory is watched
+    watched_slices: int  # recorded while the garbage collector is watched
+    block_steps: int  # training steps of one turn
+    blocks: int  # turns of the training loop
+    imports: int  # runs of each import
+    merge_bytes: int  # of the traces that are merged, unpacked
     merge_files: int
     merge_rounds: int
-    peer_bytes: int
+    peer_bytes: int  # of what peers merge, which hold all of it in memory
     peer_files: int
-    growth: tuple[float, ...]
-    small_ranks: tuple[int, ...]
+    growth: tuple[float, ...]  # shares of merge_bytes that are merged to see how time and memory grow
+    small_ranks: tuple[int, ...]  # numbers of small ranks, for the same
     small_rank_bytes: int
-    hta: str = sys.executable
+    hta: str = sys.executable  # the Python that has HolisticTraceAnalysis
 
 
 FULL = Effort(
