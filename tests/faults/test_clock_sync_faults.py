@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults import GOOD, Child, Remains, bites, opens, processes, read_trace
+from tests.faults import Child, Remains, opened, opens, read_trace
 from tracekit import ClockSync, JSONTraceHandler, Profiler, merge_traces, validate_trace
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-BARRIER = "barrier"
-"""The bad way: barriers of the group that training uses."""
+SYNC = "tracekit"
+"""How ranks compare their clocks; ``"barrier"`` is the bad way, by barriers of the group that training uses."""
 
 HEAD = """
 import datetime, torch.distributed as dist
@@ -55,15 +55,8 @@ def clocked(sources=None, **options):
 """
 
 
-@pytest.fixture(autouse=True)
-def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for what hangs in the bad way no longer than it takes to see that it hangs."""
-    if "sync" in request.fixturenames and request.getfixturevalue("sync") == BARRIER:
-        monkeypatch.setattr(processes, "PATIENCE_S", 5.0)
-
-
 @contextlib.contextmanager
-def ranks(program: str, folder: Path, count: int, sync: str = GOOD) -> Iterator[list[Child]]:
+def ranks(program: str, folder: Path, count: int) -> Iterator[list[Child]]:
     with contextlib.ExitStack() as stack:
         # Kept until the end: nobody else is given it meanwhile, and a store may listen on it all the same.
         reserved = stack.enter_context(socket.socket())
@@ -73,7 +66,7 @@ def ranks(program: str, folder: Path, count: int, sync: str = GOOD) -> Iterator[
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(reserved.getsockname()[1]),
             "WORLD_SIZE": str(count),
-            "SYNC": sync,
+            "SYNC": SYNC,
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch shows a stack of C++ for every store that is gone
         }
@@ -200,9 +193,8 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("sync", [GOOD, pytest.param(BARRIER, marks=pytest.mark.slow)])
-def test_a_rank_that_has_none_keeps_nobody_waiting(tmp_path: Path, engine: Engine, sync: str) -> None:
-    with bites(sync), ranks(MISSING, tmp_path, 3, sync) as children:
+def test_a_rank_that_has_none_keeps_nobody_waiting(tmp_path: Path, engine: Engine) -> None:
+    with ranks(MISSING, tmp_path, 3) as children:
         for child in children:
             assert child.hear("started") == ""
         assert int(children[2].hear("offset")) > 0
@@ -235,10 +227,9 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("sync", [GOOD, pytest.param(BARRIER, marks=pytest.mark.slow)])
-def test_ranks_that_die_or_hang_take_nobody_with_them(tmp_path: Path, engine: Engine, sync: str) -> None:
-    with bites(sync), ranks(DIES, tmp_path, 4, sync) as children:
-        if sync == GOOD:
+def test_ranks_that_die_or_hang_take_nobody_with_them(tmp_path: Path, engine: Engine) -> None:
+    with ranks(DIES, tmp_path, 4) as children:
+        if SYNC == "tracekit":
             for child in children[1:]:
                 child.hear("offset")
         children[1].kill()
@@ -261,7 +252,7 @@ def test_ranks_that_die_or_hang_take_nobody_with_them(tmp_path: Path, engine: En
         assert remains.closed
         opens(engine, remains)
         assert len(offsets(remains)) >= 6
-        opens(engine, read_trace(tmp_path / "t0.json"))
+        opened(engine, tmp_path / "t0.json")
 
 
 PARTING = """
