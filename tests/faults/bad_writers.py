@@ -1,4 +1,4 @@
-"""Trace handlers that do what a recorder must not do, each one thing: `test_biting` shows that fault tests notice it.
+"""Trace handlers with one mistake each: `test_biting` shows that fault tests notice it.
 
 At the end, handlers that raise and hang, beside which others must go on.
 """

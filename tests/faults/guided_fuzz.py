@@ -258,40 +258,39 @@ def outside(told: argparse.Namespace) -> int:
         print("no C compiler is here")
         return cores.CANNOT
     wanted = [each for each in cores.extensions() if each.stem in TARGETS]
+    share = told.seconds / len(cores.VARIANTS) / len(wanted)
     for number, more in enumerate(cores.VARIANTS):
         for extension in wanted:
-            code = fuzz_one(told, compiler, extension, more, told.seconds / len(cores.VARIANTS) / len(wanted), number)
-            if code:
+            arguments = ["--seconds", str(share), "--seed", str(told.seed + number), "--inputs", str(told.inputs)]
+            if told.input is not None:
+                arguments += ["--input", str(Path(told.input).resolve())]
+            if code := fuzz_one(compiler, extension, more, arguments, keep_failure=told.input is None):
                 return code
     return 0
 
 
 def fuzz_one(
-    told: argparse.Namespace, compiler: str, extension: cores.Extension, more: list[str], seconds: float, number: int
+    compiler: str, extension: cores.Extension, more: list[str], arguments: list[str], *, keep_failure: bool
 ) -> int:
     """Build a module and fuzz it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         edges, now = folder / "edges.o", folder / "input"
         now.write_bytes(bytes(HEAD.size + MOST_BYTES))
-        flags = [*cores.SANITIZERS, COUNTED, *more]
         try:
             source = cores.ROOT / "tests" / "native" / "edges.c"
             # Hidden: the sanitizers' library has functions of the same names, which do nothing, and comes first.
             subprocess.run([compiler, "-c", "-O2", "-fPIC", "-fvisibility=hidden", source, "-o", edges], check=True)
-            cores.build(extension, folder, compiler, flags, [edges])
+            cores.build(extension, folder, compiler, [*cores.SANITIZERS, COUNTED, *more], [edges])
         except subprocess.CalledProcessError as error:
             print(f"the core cannot be built with sanitizers and counted edges: {error}")
             return cores.CANNOT
-        command = ["-m", "tests.faults.guided_fuzz", "--inside", extension.stem, "--now", str(now)]
-        command += ["--seconds", str(seconds), "--seed", str(told.seed + number)]
-        command += ["--inputs", str(told.inputs)]
-        command += ["--input", str(Path(told.input).resolve())] if told.input is not None else []
+        command = ["-m", "tests.faults.guided_fuzz", "--inside", extension.stem, "--now", str(now), *arguments]
         done = cores.run_with(folder, command, **cores.sanitizer_variables(compiler))
         print(done.stdout, end="")
-        if done.returncode and told.input is None:
+        if done.returncode and keep_failure:
             tried, data = noted(now.read_bytes())
-            path = Path(told.failures or tempfile.gettempdir()) / f"tracekit-fuzz-{os.getpid()}.bin"
+            path = Path(tempfile.gettempdir()) / f"tracekit-fuzz-{os.getpid()}.bin"
             path.write_bytes(data)
             print(f"input {tried}: {data!r}\nonce more: scripts/sanitize --input {path}")
     return 1 if done.returncode else 0
@@ -304,7 +303,6 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=sys.maxsize, help="try no more than so many with each build")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--input", help="run this file's input instead")
-    parser.add_argument("--failures", help="the folder for an input that fails (default: that of temporary files)")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--now", help=argparse.SUPPRESS)
     told = parser.parse_args()

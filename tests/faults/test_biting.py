@@ -1,4 +1,4 @@
-"""Fault tests notice what they are for: each of these fails where traces are written, or ranks are compared, in a bad way."""
+"""Fault tests notice faults: each of these fails with a bad writer, or with another bad way to record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracekit.formats import chrome_writer
 if TYPE_CHECKING:
     from tracekit.testing import FakeClock
 
-# What the tests of remote storage need.
+# The fixtures of the tests of remote storage.
 server, store = test_remote_storage.server, test_remote_storage.store
 
 PATIENCE_S = 5.0
@@ -91,7 +91,7 @@ IN_OTHER_WAYS: list[tuple[str, str, dict[str, Any], tuple[Any, str, Any]]] = [
     ("private_recordings", "a_private", {"way": "argument"}, ("private_recordings", "PRIVATE", "{}")),
     ("termination_faults", "sigterm_ends_also", {}, ("termination_faults", "HANDLER", "python's alone")),
 ]
-"""The same, and in what a name is set to what is bad."""
+"""The module, the beginning of a name, arguments, and where a name gets a bad value."""
 ROWS = [
     *((*row, (processes, "writer", bad)) for *row, all_bad in BY_WRITERS for bad in all_bad),
     *IN_OTHER_WAYS,
@@ -102,7 +102,7 @@ ROWS = [
 @pytest.mark.parametrize(
     ("module", "name", "arguments", "bad"), ROWS, ids=[f"{row[0]}-{row[1]}-{row[3][1]}-{row[3][2]}" for row in ROWS]
 )
-def test_a_fault_test_fails_for_what_is_bad(
+def test_a_fault_test_fails_for_a_bad_recorder(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     module: str,
@@ -120,6 +120,6 @@ def test_a_fault_test_fails_for_what_is_bad(
     fixtures = {
         key: request.getfixturevalue(key) for key in inspect.signature(fault).parameters if key not in arguments
     }
-    # Whatever else is raised is a mistake of the test itself.
+    # Any other exception is a mistake of the test itself.
     with pytest.raises((AssertionError, EngineError, MergeError, pytest.fail.Exception)):
         fault(**fixtures, **arguments)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from tests.faults import Child, in_process_writer, left_in, opens
+from tests.faults import Child, in_process_writer, left_in, opened, opens
 from tests.faults.file_calls import disk_history
 from tracekit import Profiler, TraceFormatError, recover_trace
 
@@ -52,7 +52,7 @@ KILLED_AT_EVERY_WRITE = """
 def test_a_kill_at_exactly_each_write_leaves_a_file_that_opens(tmp_path: Path, engine: Engine) -> None:
     with Child(KILLED_AT_EVERY_WRITE, tmp_path) as child:
         assert child.end() == 0, child.errors
-        opened = 0
+        found = 0
         for folder in sorted(path for path in tmp_path.iterdir() if path.is_dir()):
             if not (folder / "t.json").exists():
                 # Killed before the head was out: no file is better than an empty one.
@@ -65,8 +65,8 @@ def test_a_kill_at_exactly_each_write_leaves_a_file_that_opens(tmp_path: Path, e
             # The head is the first write; each flush is one more, and has all that was recorded before it.
             flushed = int(number) - 1 - (cut != "after")
             assert len(remains.values("n", "n")) >= min(flushed, 4), folder
-            opened += 1
-        assert opened >= 3 * 4
+            found += 1
+        assert found >= 3 * 4
 
 
 @pytest.mark.slow
