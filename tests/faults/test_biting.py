@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # The fixtures of the tests of remote storage.
 server, store = test_remote_storage.server, test_remote_storage.store
 
-PATIENCE_S = 5.0
+PATIENCE_S = 15.0
 
 
 def by_the_wall_clock(fake: FakeClock) -> Clock:

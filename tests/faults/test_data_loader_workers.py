@@ -105,30 +105,24 @@ def train(folder: Path, method: str, workers: int, ways: list[str]) -> None:
     script = folder / "train.py"
     script.write_text(TRAIN)
     few_cores = "ignore:This DataLoader will create"
-    arguments = [method, str(workers), processes.writer, *ways]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "default", "-W", few_cores, str(script), *arguments],
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-W", few_cores, script, method, str(workers), processes.writer, *ways],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(processes.ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        check=False,
     )
-    with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said = process.stdout.readline()
-        errors = process.stderr.read()
-        assert said == "ending\n", errors
-    assert "a worker hangs" not in errors
-    assert process.returncode == (1 if "exception" in ways else 0), errors
+    assert done.stdout == "ending\n", done.stderr
+    assert "a worker hangs" not in done.stderr
+    assert done.returncode == (1 if "exception" in ways else 0), done.stderr
     if "exception" in ways:
-        assert errors.endswith("RuntimeError: mine\n")
-        assert errors.count("Traceback") == 1
+        assert done.stderr.endswith("RuntimeError: mine\n")
+        assert done.stderr.count("Traceback") == 1
+        assert "tracekit:" not in done.stderr
+        assert "Warning" not in done.stderr
     else:
-        assert errors == ""
-    assert "tracekit:" not in errors
-    assert "Warning" not in errors
+        assert done.stderr == ""
 
 
 def assert_nothing_is_lost(folder: Path, workers: int, *, may_be_killed: int) -> None:

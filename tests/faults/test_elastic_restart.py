@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults import processes, read_trace
+from tests.scripts import run_script
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
@@ -48,23 +46,10 @@ profiler.stop()
 
 
 def test_every_attempt_of_a_restarted_rank_keeps_its_trace(tmp_path: Path, engine: Engine) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nproc-per-node", str(RANKS), "--max-restarts", str(ATTEMPTS - 1), "--monitor-interval", "0.1"),
-            *(str(script), processes.writer),
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(processes.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    # A writer whose files do not tell attempts apart finds the first one's in its way.
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "train.py").write_text(TRAIN)
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--max-restarts", str(ATTEMPTS - 1)]
+    # A writer whose files have the same name for all attempts finds the first one's in its way.
+    run_script(tmp_path, *run, "--monitor-interval", "0.1", "train.py", processes.writer)
     paths = sorted(tmp_path.glob("rank*.json"))
     assert [path.name for path in paths] == [
         f"rank{rank}-attempt{attempt}.json" for rank in range(RANKS) for attempt in range(ATTEMPTS)
