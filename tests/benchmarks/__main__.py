@@ -42,26 +42,25 @@ def main() -> None:
     effort = _effort(arguments)
     os.environ.setdefault("TRACEKIT_QUIET", "1")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler would chat between the lines
-    halves = [arguments.half] if arguments.half else HALVES
     rows: list[Row] = []
-    if "recording" in halves:
+    if arguments.half in (None, "recording"):
         for benchmark in RECORDING:
             if not arguments.only or benchmark.NAME in arguments.only:
                 rows += _told(benchmark.rows(effort))
     merged: list[Row] = []
-    where = ""
-    if "merge" in halves and (not arguments.only or set(arguments.only) & set(MERGE)):
+    machine = _machine()
+    if arguments.half in (None, "merge") and (not arguments.only or set(arguments.only) & set(MERGE)):
         folder = arguments.folder or _fast_folder(effort.merge_bytes * ROOM)
-        where = f"; files in {folder}"
+        machine += f"; files in {folder}"
         merged += _told(_merge_rows(effort, arguments.only, folder))
     rows += merged
     print(as_markdown(rows) if arguments.markdown else as_text(rows))
-    print("\n" + _machine() + where)
+    print(f"\n{machine}")
     if arguments.json is not None:
-        described = {"machine": _machine() + where, "quick": arguments.quick, "rows": [row.as_json() for row in rows]}
+        described = {"machine": machine, "quick": arguments.quick, "rows": [row.as_json() for row in rows]}
         arguments.json.write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     if arguments.write is not None:
-        _write(merged, arguments, where)
+        _write(merged, arguments.write, machine)
 
 
 def _merge_rows(effort: Effort, only: list[str] | None, folder: Path | None) -> Iterator[Row]:
@@ -81,19 +80,16 @@ def _told(rows: Iterator[Row]) -> Iterator[Row]:
         yield row
 
 
-def _write(rows: list[Row], arguments: argparse.Namespace, where: str) -> None:
+def _write(rows: list[Row], folder: Path, machine: str) -> None:
     """Put the table of merging into the documentation, and draw its plot beside it."""
     from tests.benchmarks.merge_growth import Point
     from tests.benchmarks.plot import draw
 
-    folder: Path = arguments.write
     command = " ".join(("scripts/bench", *sys.argv[1:]))
     today = dt.datetime.now(tz=dt.timezone.utc).date()
-    text = f"{as_markdown(rows)}\n\n`{command}`: {_machine()}{where}, {today}."
-    points = [row for row in rows if isinstance(row, Point)]
-    if points:
-        draw(points, folder / PLOT)
-        text += f"\n\n![Time and memory of a merge, by the size of the input and by the number of ranks]({PLOT})"
+    draw([row for row in rows if isinstance(row, Point)], folder / PLOT)
+    caption = "Time and memory of a merge, by the size of the input and by the number of ranks"
+    text = f"{as_markdown(rows)}\n\n`{command}`: {machine}, {today}.\n\n![{caption}]({PLOT})"
     document = folder / DOCUMENT.name
     document.write_text(between_markers(document.read_text(encoding="utf-8"), MARKERS, text), encoding="utf-8")
 
@@ -111,7 +107,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="run everything once with tiny counts; no figure means much"
     )
-    parser.add_argument("--slices", metavar="N", type=int, help="slices to stream while the memory is watched")
     parser.add_argument("--size", metavar="MB", type=float, help="size of the traces that are merged (default: 1000)")
     parser.add_argument("--rounds", metavar="N", type=int, help="how often merges take turns (default: 5)")
     parser.add_argument(
@@ -139,9 +134,9 @@ def _arguments() -> argparse.Namespace:
         "(default: tests/benchmarks)",
     )
     arguments = parser.parse_args()
-    if arguments.write is not None and (arguments.half == "recording" or arguments.only):
-        parser.error("--write wants the whole table of merging: leave out --only and recording")
     if arguments.write is not None:
+        if arguments.half == "recording" or arguments.only:
+            parser.error("--write wants the whole table of merging: leave out --only and recording")
         # Said now and not after the measuring, which takes long.
         try:
             between_markers((arguments.write / DOCUMENT.name).read_text(encoding="utf-8"), MARKERS, "")
@@ -153,13 +148,10 @@ def _arguments() -> argparse.Namespace:
 
 def _effort(arguments: argparse.Namespace) -> Effort:
     effort = dataclasses.replace(QUICK if arguments.quick else FULL, hta=arguments.hta)
-    if arguments.slices is not None:
-        effort = dataclasses.replace(effort, streamed_slices=arguments.slices)
     if arguments.size is not None:
         size_bytes = int(arguments.size * 1e6)
-        effort = dataclasses.replace(
-            effort, merge_bytes=size_bytes, peer_bytes=min(effort.peer_bytes, max(300_000, size_bytes // 4))
-        )
+        peer_bytes = min(effort.peer_bytes, max(300_000, size_bytes // 4))
+        effort = dataclasses.replace(effort, merge_bytes=size_bytes, peer_bytes=peer_bytes)
     if arguments.rounds is not None:
         effort = dataclasses.replace(effort, merge_rounds=arguments.rounds)
     return effort

@@ -32,34 +32,34 @@ AT_A_TIME = 10_000
 
 def rows(effort: Effort) -> Iterator[Row]:
     """Measure the whole way to the file in clock reads, then how many times as much the peers take."""
-    own, others = _rows(effort, with_peers=True)
+    own, others = _rows(effort, peers_too=True)
     yield from beside(own, __name__, effort)
     yield from others
 
 
 def own_rows(effort: Effort) -> list[Row]:
     """Measure tracekit's way to the file alone."""
-    return _rows(effort, with_peers=False)[0]
+    return _rows(effort, peers_too=False)[0]
 
 
-def _rows(effort: Effort, *, with_peers: bool) -> tuple[list[Row], list[Row]]:
+def _rows(effort: Effort, *, peers_too: bool) -> tuple[list[Row], list[Row]]:
     slices = effort.file_slices
+    # torch keeps more than a kilobyte a slice, and writes for long.
+    contenders: dict[str, tuple[Callable[[Path, int], float], int]] = {
+        "unit": (clock_reads, slices),
+        "tracekit": (tracekit_file, slices),
+        "steady": (partial(tracekit_file, at_a_time=AT_A_TIME), slices),
+    }
+    if peers_too:
+        contenders |= {
+            "VizTracer": (viztracer_file, slices),
+            "record_function": (partial(torch_file, "record_function"), slices // 4),
+            "_RecordFunctionFast": (partial(torch_file, "_RecordFunctionFast"), slices // 4),
+        }
     costs: dict[str, list[float]] = {}
     missing: dict[str, str] = {}
-    # torch keeps more than a kilobyte a slice, and writes for long.
-    contenders: list[tuple[str, Callable[[Path, int], float], int]] = [
-        ("unit", clock_reads, slices),
-        ("tracekit", tracekit_file, slices),
-        ("steady", partial(tracekit_file, at_a_time=AT_A_TIME), slices),
-    ]
-    if with_peers:
-        contenders += [
-            ("VizTracer", viztracer_file, slices),
-            ("record_function", partial(torch_file, fast=False), slices // 4),
-            ("_RecordFunctionFast", partial(torch_file, fast=True), slices // 4),
-        ]
     for _ in range(min(ROUNDS, effort.rounds)):
-        for name, write, count in contenders:
+        for name, (write, count) in contenders.items():
             if name in missing:
                 continue
             with tempfile.TemporaryDirectory() as folder:
@@ -75,17 +75,17 @@ def _rows(effort: Effort, *, with_peers: bool) -> tuple[list[Row], list[Row]]:
         remarks = f"{Spread.of(costs[above]).median:.0f} ns a slice"
         return Row(NAME, what, Spread.of(ratios), unit, remarks=remarks, **limit)
 
-    clock = " x two clock reads"
-    own = [
+    clock, own = " x two clock reads", " x tracekit"
+    rows_of_tracekit = [
         row("record, encode and write a slice, all CPU", "tracekit", "unit", clock, at_most=bound(2.5, 10.0)),
         row(f"the same, flushed every {AT_A_TIME:,} slices", "steady", "unit", clock),
     ]
-    if not with_peers:
-        return own, []
-    return own, [
-        row("VizTracer log_event and save", "VizTracer", "tracekit", " x tracekit", at_least=2.5),
-        row("torch record_function and export", "record_function", "tracekit", " x tracekit", at_least=10.0),
-        row("torch _RecordFunctionFast and export", "_RecordFunctionFast", "tracekit", " x tracekit"),
+    if not peers_too:
+        return rows_of_tracekit, []
+    return rows_of_tracekit, [
+        row("VizTracer log_event and save", "VizTracer", "tracekit", own, at_least=2.5),
+        row("torch record_function and export", "record_function", "tracekit", own, at_least=10.0),
+        row("torch _RecordFunctionFast and export", "_RecordFunctionFast", "tracekit", own),
     ]
 
 
@@ -103,8 +103,8 @@ def tracekit_file(path: Path, slices: int, at_a_time: int | None = None) -> floa
             loop(min(at_a_time or slices, slices))
             if at_a_time is not None:
                 profiler.flush()
-    stats = profiler.stats
-    _check(slices=stats.slices, expected=slices, path=path.parent / "rank0.json")
+    assert profiler.stats.slices == slices
+    _check(path.parent / "rank0.json", slices)
     return cost.ns
 
 
@@ -114,19 +114,18 @@ def viztracer_file(path: Path, slices: int) -> float:
         peers.making(tracer.log_event)(slices)
         tracer.stop()
         tracer.save(str(path))
-    _check(slices=slices, expected=slices, path=path)
+    _check(path, slices)
     return cost.ns
 
 
-def torch_file(path: Path, slices: int, *, fast: bool) -> float:
+def torch_file(kind: str, path: Path, slices: int) -> float:
     """Record with torch.profiler and have it write its JSON."""
     torch = importlib.import_module("torch")
-    make = torch._C._profiler._RecordFunctionFast if fast else torch.profiler.record_function
     with _cpu_time(slices) as cost:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            peers.making(make)(slices)
+            peers.making(peers.torch_maker(kind))(slices)
         profiler.export_chrome_trace(str(path))
-    _check(slices=slices, expected=slices, path=path)
+    _check(path, slices)
     return cost.ns
 
 
@@ -142,7 +141,6 @@ def _cpu_time(slices: int) -> Any:
     cost.ns = (time.process_time_ns() - start) / slices
 
 
-def _check(*, slices: int, expected: int, path: Path) -> None:
+def _check(path: Path, slices: int) -> None:
     """A file without the slices would cost nothing."""
-    assert slices == expected, f"{slices} of {expected} slices are in {path.name}"
-    assert path.stat().st_size > 50 * expected, f"{path.name} is too small for {expected} slices"
+    assert path.stat().st_size > 50 * slices, f"{path.name} is too small for {slices} slices"

@@ -26,7 +26,9 @@ def rows(effort: Effort) -> Iterator[Row]:
     with peers.recording() as profiler:
         marker = profiler.marker("x")
         yield _row(f"collections while recording {per} slices", peers.entering(marker), count)
-        instants = _row(f"collections while recording {per} instants", _calling(marker.instant), count)
+        instants = _row(
+            f"collections while recording {per} instants", peers.loop_of("marker.instant()", marker=marker), count
+        )
         profiler.flush()
         yield instants
     with tempfile.TemporaryDirectory() as folder:
@@ -56,14 +58,6 @@ def _row(what: str, loop: Loop, count: int) -> Row:
         loop(count)
     finally:
         gc.callbacks.remove(note)
-    by_generation = ", ".join(f"{collections.count(generation)} of generation {generation}" for generation in (0, 1, 2))
-    remarks = by_generation if collections else ""
+    by_generation = (f"{collections.count(generation)} of generation {generation}" for generation in range(3))
+    remarks = ", ".join(by_generation) if collections else ""
     return Row(NAME, what, Spread.of([float(len(collections))]), "", at_most=0, remarks=remarks)
-
-
-def _calling(function: Any) -> Loop:
-    def loop(count: int) -> None:
-        for _ in range(count):
-            function()
-
-    return loop

@@ -8,18 +8,20 @@ from __future__ import annotations
 import gzip
 import random
 import re
+from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tests.real_traces import real_traces_folder
+from tests.real_traces import OWN, real_traces_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DLRM", "GLOO", "grow", "real_ranks"]
+__all__ = ["DLRM", "GLOO", "H200", "grow", "grow_rank", "real_ranks"]
 
 DLRM = "dlrm_8gpu/worker*.json.gz"
 GLOO = "torch_2.13_gloo/full_rank*.json.gz"
-OVERLAPS = 0.005
+H200 = OWN / "cuda_h200" / "torch-rank0-10.json.gz"
 _END = "\n  }"
 _TIME = re.compile(r'("ts": )(\d+)(\.\d+)?')
 _SLICE = re.compile(r'("ts": )(\d+)(\.\d+)?(,\s*"dur": )(\d+)(\.\d+)?')
@@ -32,7 +34,7 @@ def real_ranks(pattern: str) -> list[Path]:
 
 
 def grow(source: Path, target: Path, size_bytes: int, *, overlaps: float = 0.0) -> None:
-    """Write a longer trace.
+    """Write a longer trace of at least this size.
 
     Args:
         source: The real trace, packed.
@@ -40,25 +42,53 @@ def grow(source: Path, target: Path, size_bytes: int, *, overlaps: float = 0.0) 
         size_bytes: The minimum size.
         overlaps: The share of slices that get a second one on their track, which begins in their middle and ends after them.
     """
+    head, events, tail = _parts(source)
+    _write(target, head, _with_overlaps(events, overlaps) if overlaps else events, tail, size_bytes)
+
+
+def grow_rank(target: Path, size_bytes: int, rank: int, world_size: int, *, base_later_s: int = 0) -> None:
+    """Write one rank of a job on H200s, of about this size; a small one is the beginning of the real trace.
+
+    Args:
+        target: The file to write.
+        size_bytes: Its size.
+        rank: Which rank it says it is.
+        world_size: Of how many.
+        base_later_s: How much later than that of the real trace its base is, from which its times count.
+    """
+    head, events, tail = _parts(H200)
+    for key, value in (("rank", rank), ("world_size", world_size)):
+        head = re.sub(rf'"{key}": \d+', f'"{key}": {value}', head)
+    head = re.sub(r'(?<="baseTimeNanoseconds": )\d+', lambda found: str(int(found[0]) + base_later_s * 10**9), head)
+    ends = accumulate((len(event) + 1 for event in events), initial=len(head) + len(tail))
+    events = events[: sum(end < size_bytes for end in ends)]
+    _write(target, head, events, tail, size_bytes, earlier_us=base_later_s * 10**6)
+
+
+@lru_cache
+def _parts(source: Path) -> tuple[str, list[str], str]:
+    """Return what stands before the events of a trace, the events, and what stands behind them."""
     text = gzip.decompress(source.read_bytes()).decode()
-    begin = text.index('"traceEvents"')
-    begin = text.index("[", begin) + 1
+    begin = text.index("[", text.index('"traceEvents"')) + 1
     end = text.rindex(_END) + len(_END)
-    events = [event + _END for event in text[begin : end - len(_END)].split(_END + ",")]
-    if overlaps:
-        events = _with_overlaps(events, overlaps)
-    rest = [event for event in events if '"ph": "M"' not in event]
-    pieces = _TIME.split(",".join(rest))
-    times = [int(time) for time in pieces[2::4]]
+    return text[:begin], [event + _END for event in text[begin : end - len(_END)].split(_END + ",")], text[end:]
+
+
+def _write(target: Path, head: str, events: list[str], tail: str, size_bytes: int, *, earlier_us: int = 0) -> None:
+    once, again = (
+        _TIME.split(",".join(chosen)) for chosen in (events, [event for event in events if '"ph": "M"' not in event])
+    )
+    times = [int(time) for time in again[2::4]]
+    once[2::4] = [str(int(time) - earlier_us) for time in once[2::4]]
     step = max(times) - min(times) + _GAP_US
     with target.open("x", encoding="utf-8") as file:
-        file.write(text[:begin] + ",".join(events))
+        file.write(head + "".join(piece or "" for piece in once))
         copies = 0
-        while file.tell() < size_bytes:
+        while file.tell() < size_bytes - len(tail):
             copies += 1
-            pieces[2::4] = [str(time + copies * step) for time in times]
-            file.write("," + "".join([piece or "" for piece in pieces]))
-        file.write(text[end:])
+            again[2::4] = [str(time + copies * step - earlier_us) for time in times]
+            file.write("," + "".join(piece or "" for piece in again))
+        file.write(tail)
 
 
 def _with_overlaps(events: list[str], share: float) -> list[str]:

@@ -23,83 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Amounts to measure.
+    """Amounts to measure."""
 
-    Attributes:
-        rounds: Number of rounds; both sides of a comparison run in each.
-        round_ns: About how long one turn of a marker takes.
-        file_slices: Slices of a trace that is written and timed.
-        streamed_slices: Slices that are written while the memory is watched.
-        watched_slices: Slices that are recorded while the garbage collector is watched.
-        block_steps: Training steps of one turn.
-        blocks: Turns of the training loop.
-        imports: Number of runs of each import.
-        merge_bytes: Size of the traces that are merged, unpacked.
-        merge_files: Number of these files.
-        merge_rounds: Number of rounds of the merges.
-        peer_bytes: Size of what peers merge, which hold all of it in memory.
-        peer_files: Number of these files.
-        growth: Shares of ``merge_bytes`` that are merged to see how time and memory grow.
-        small_ranks: Numbers of small ranks, for the same.
-        small_rank_bytes: Size of the trace of a small rank.
-        hta: The Python that has HolisticTraceAnalysis.
-    """
-
-    rounds: int
-    round_ns: int
-    file_slices: int
-    streamed_slices: int
-    watched_slices: int
-    block_steps: int
-    blocks: int
-    imports: int
-    merge_bytes: int
-    merge_files: int
-    merge_rounds: int
-    peer_bytes: int
-    peer_files: int
-    growth: tuple[float, ...]
-    small_ranks: tuple[int, ...]
-    small_rank_bytes: int
-    hta: str = sys.executable
+    rounds: int = 151  # both sides of a comparison run in each
+    round_ns: int = 1_000_000  # about how long one turn of a marker takes
+    file_slices: int = 100_000  # of a trace that is written and timed
+    streamed_slices: int = 10_000_000  # written while the memory is watched
+    watched_slices: int = 1_000_000  # recorded while the garbage collector is watched
+    block_steps: int = 50  # training steps of one turn
+    blocks: int = 40  # turns of the training loop
+    imports: int = 25  # runs of each import
+    merge_bytes: int = 1_000_000_000  # of the traces that are merged, unpacked
+    merge_files: int = 8
+    merge_rounds: int = 9
+    peer_bytes: int = 64_000_000  # of what peers merge, which hold all of it in memory
+    peer_files: int = 2
+    growth: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0)  # shares of merge_bytes, to see how time and memory grow
+    small_ranks: tuple[int, ...] = (10, 30, 100, 300, 1000)  # numbers of small ranks, for the same
+    small_rank_bytes: int = 100_000
+    hta: str = sys.executable  # the Python that has HolisticTraceAnalysis
 
 
-FULL = Effort(
-    rounds=151,
-    round_ns=1_000_000,
-    file_slices=100_000,
-    streamed_slices=10_000_000,
-    watched_slices=1_000_000,
-    block_steps=50,
-    blocks=40,
-    imports=25,
-    merge_bytes=1_000_000_000,
-    merge_files=8,
-    merge_rounds=9,
-    peer_bytes=64_000_000,
-    peer_files=2,
-    growth=(0.1, 0.2, 0.5, 1.0),
-    small_ranks=(10, 30, 100, 300, 1000),
-    small_rank_bytes=100_000,
-)
+FULL = Effort()
 QUICK = Effort(
-    rounds=2,
-    round_ns=20_000,
-    file_slices=500,
-    streamed_slices=5_000,
-    watched_slices=2_000,
-    block_steps=3,
-    blocks=2,
-    imports=2,
-    merge_bytes=1_500_000,
-    merge_files=2,
-    merge_rounds=1,
-    peer_bytes=300_000,
-    peer_files=2,
-    growth=(0.1, 1.0),
-    small_ranks=(2, 4, 8),
+    rounds=2, round_ns=20_000, file_slices=500, streamed_slices=5_000, watched_slices=2_000, block_steps=3, blocks=2, imports=2,
+    merge_bytes=1_500_000, merge_files=2, merge_rounds=1, peer_bytes=300_000, growth=(0.1, 1.0), small_ranks=(2, 4, 8),
     small_rank_bytes=40_000,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

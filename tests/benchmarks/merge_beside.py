@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.merge_runs import Job, Measured
-from tests.benchmarks.table import Row, number
+from tests.benchmarks.table import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.benchmarks.measure import Effort
     from tests.benchmarks.merge_inputs import Inputs
+    from tests.benchmarks.table import Row
 
 NAME = "merge-peers"
 
@@ -29,18 +31,19 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         "sglang gz": Job(packed, "sglang", ".json.gz"),
     }
     found = Measured(jobs, inputs.folder, effort.merge_rounds)
-    for what, peer, name, bound in (
+
+    def remarks(own: str, peer: str) -> str:
+        other, ours = found.median(peer), found.median(own)
+        return (
+            f"{number(plain.megabytes)} MB; {other.rate:,.1f} MB/s, {other.peak_mb:,.0f} MB of memory; "
+            f"tracekit {ours.rate:,.0f} MB/s, {ours.peak_mb:,.0f} MB"
+        )
+
+    for what, peer, own, bound in (
         ("JSON in, JSON out, beside sglang's logic", "sglang", "tracekit", 10.0),
         ("beside Composer's logic", "composer", "tracekit", 25.0),
         ("beside jq, which parses and prints only", "jq", "tracekit", None),
         ("gzip in, gzip out, beside sglang's logic", "sglang gz", "tracekit gz", None),
     ):
-        unit = f" x {peer.removesuffix(' gz')}"
-        if reason := found.reason(peer, name):
-            yield Row(NAME, what, None, unit, at_least=bound, remarks=reason)
-            continue
-        remarks = (
-            f"{number(plain.megabytes)} MB; {found.rate(peer):,.1f} MB/s, {found.peak(peer).median:,.0f} MB of memory"
-        )
-        remarks += f"; tracekit {found.rate(name):,.0f} MB/s, {found.peak(name).median:,.0f} MB"
-        yield Row(NAME, what, found.ratio(name, peer), unit, at_least=bound, remarks=remarks)
+        figures, unit = partial(found.spread, "rate", own, peer), f" x {peer.removesuffix(' gz')}"
+        yield found.row(NAME, what, (peer, own), figures, unit, partial(remarks, own, peer), at_least=bound)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PART_BYTES = 16 << 20
+PART_BYTES, PARTS = 16 << 20, 20
 
 # One merge, in a process of its own, whose memory is that of a planner.
 DRIVER = """
@@ -79,7 +79,9 @@ def _measure(arguments: argparse.Namespace, address: str, store: str, inputs: In
     size = f"{large.megabytes:.0f} MB in {arguments.ranks} ranks, {found['workers']} workers"
     print(f"r: {rate:.1f} MB/s a worker, {large.megabytes / found['worker_cpu']:.1f} MB a second of its CPU ({size})")
     print(f"   {found['worker_peak'] / 1e6:.0f} MB of memory at most in a worker")
-    few, many = (_small(address, store, inputs, count) for count in arguments.small)
+    few, many = (
+        _merge(address, store, f"small-{count}", inputs.torch(count * 40_000, count).paths) for count in arguments.small
+    )
     count = arguments.small[1] - arguments.small[0]
 
     def each(key: str) -> float:
@@ -90,20 +92,16 @@ def _measure(arguments: argparse.Namespace, address: str, store: str, inputs: In
         f"planner, {1000 * each('worker_cpu'):.1f} ms of a worker"
     )
     print(f"m: {each('peak') / 1000:.1f} kB an input in the planner, {few['peak'] / 1e6:.0f} MB at first")
-    parts, size = 20, 20 * PART_BYTES / 1e6
     local = inputs.folder / "part"
     local.write_bytes(os.urandom(PART_BYTES))
     upload(str(local), f"{store}/part")
     start = time.perf_counter()
-    for _ in range(parts):
+    for _ in range(PARTS):
         with open_read(f"{store}/part") as part:
             while part.read(1 << 20):
                 pass
-    print(f"j: {size / (time.perf_counter() - start):.0f} MB/s of parts read by the planner ({parts} parts)")
-
-
-def _small(address: str, store: str, inputs: Inputs, count: int) -> dict[str, Any]:
-    return _merge(address, store, f"small-{count}", inputs.torch(count * 20_000, count).paths)
+    rate = PARTS * PART_BYTES / 1e6 / (time.perf_counter() - start)
+    print(f"j: {rate:.0f} MB/s of parts read by the planner ({PARTS} parts)")
 
 
 def _merge(address: str, store: str, name: str, paths: tuple[Path, ...]) -> dict[str, Any]:
@@ -128,10 +126,9 @@ def _loopback() -> Iterator[tuple[str, str]]:
     address = f"tcp://127.0.0.1:{free_port()}"
     scheduler = ["distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
     worker = ["distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", *command, "--no-dashboard"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        subprocess.Popen([sys.executable, "-m", *command, "--no-dashboard"], **quiet)
         for command in (scheduler, worker, worker)
     ]
     try:

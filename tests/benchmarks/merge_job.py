@@ -20,7 +20,6 @@ from tests.benchmarks import merge_peers
 from tracekit.errors import ConfigError
 from tracekit.merge import merge_traces
 
-NOT_BUILT = "not built"
 PLAIN = (".json", ".json.gz")
 
 
@@ -30,19 +29,20 @@ def main() -> None:
     output, inputs = Path(told["output"]), told["inputs"]
     before = sum(os.times()[:4])  # of this process and of those that it has waited for
     try:
-        if told["how"] == "tracekit":
-            took = tracekit(output, inputs, told["workers"], told["align"])
-        elif told["how"] == "command":
-            took = command(output, inputs, told["workers"], told["align"])
+        if told["how"] in ("tracekit", "command"):
+            merge = tracekit if told["how"] == "tracekit" else command
+            took = merge(output, inputs, told["workers"], told["align"])
         else:
-            took = peer(told["how"], output, [Path(path) for path in inputs])
+            start = time.perf_counter()
+            getattr(merge_peers, told["how"])(output, [Path(path) for path in inputs])
+            took = time.perf_counter() - start
     except FileNotFoundError as error:
         found: dict[str, Any] = {"missing": f"not installed ({error.filename})"}
     except (ConfigError, ImportError):
         # A format, or a way to merge, that there is not.
         if told["workers"] == 1 and output.name.endswith(PLAIN):
             raise
-        found = {"missing": NOT_BUILT}
+        found = {"missing": "not built"}
     else:
         cpu_seconds = sum(os.times()[:4]) - before
         found = {"seconds": took, "cpu_seconds": cpu_seconds, "peak_bytes": _peak_bytes()}
@@ -69,13 +69,6 @@ def tracekit(output: Path, inputs: list[str], workers: int, align: str) -> float
         took = time.perf_counter() - start
     assert report.complete, "; ".join(report.lines())
     return took
-
-
-def peer(name: str, output: Path, inputs: list[Path]) -> float:
-    """Merge as a function of `tests.benchmarks.merge_peers` does; returns how long it took in seconds."""
-    start = time.perf_counter()
-    getattr(merge_peers, name)(output, inputs)
-    return time.perf_counter() - start
 
 
 def _peak_bytes() -> int:

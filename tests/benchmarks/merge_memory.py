@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.measure import Spread
 from tests.benchmarks.merge_runs import Job, Measured
 from tests.benchmarks.merge_speed import WORKERS
-from tests.benchmarks.table import Row, number
+from tests.benchmarks.table import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.benchmarks.measure import Effort
     from tests.benchmarks.merge_inputs import Inputs
+    from tests.benchmarks.table import Row
 
 NAME = "merge-memory"
 BOUND_MB = 100.0
@@ -30,14 +32,15 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         f"{WORKERS} processes": Job(plain, workers=WORKERS),
     }
     found = Measured(jobs, inputs.folder, min(2, effort.merge_rounds))
-    for name, job in jobs.items():
-        what, unit = f"most memory, {name}", " MB a worker"
-        if reason := found.reason(name):
-            yield Row(NAME, what, None, unit, at_most=BOUND_MB, remarks=reason)
-            continue
-        peak = found.peak(name)
-        share = Spread(peak.median / job.workers, peak.low / job.workers, peak.high / job.workers)
-        remarks = f"for {number(job.dataset.megabytes)} MB" + (
-            f"; {peak.median:,.0f} MB in all" if job.workers > 1 else ""
-        )
-        yield Row(NAME, what, share, unit, at_most=BOUND_MB, remarks=remarks)
+
+    def of_a_worker(name: str) -> Spread:
+        peak, workers = found.spread("peak_mb", name), jobs[name].workers
+        return Spread(peak.median / workers, peak.low / workers, peak.high / workers)
+
+    def remarks(name: str) -> str:
+        in_all = f"; {found.median(name).peak_mb:,.0f} MB in all" if jobs[name].workers > 1 else ""
+        return f"for {number(jobs[name].dataset.megabytes)} MB{in_all}"
+
+    for name in jobs:
+        figures, told = partial(of_a_worker, name), partial(remarks, name)
+        yield found.row(NAME, f"most memory, {name}", [name], figures, " MB a worker", told, at_most=BOUND_MB)

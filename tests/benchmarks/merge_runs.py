@@ -12,22 +12,22 @@ import statistics
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tests.benchmarks.measure import Spread
+from tests.benchmarks.table import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.benchmarks.merge_inputs import Dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE_S = 0.01
-PURE_PYTHON = "TRACEKIT_PURE_PYTHON"
 
 
 class NotMeasuredError(Exception):
@@ -64,17 +64,15 @@ class Outcome:
         seconds: Time of the merge.
         rate: Unpacked input in 10^6 bytes per second.
         cpu_rate: The same per second of CPU time, of all processes together: what others do on the machine shows less.
-        output_bytes: Size of the output.
-        peak_bytes: The most resident memory that its processes had together.
+        peak_mb: The most resident memory that its processes had together.
         open_files: The most files, sockets and pipes that they had open together.
     """
 
     seconds: float
     rate: float
     cpu_rate: float
-    output_bytes: int
-    peak_bytes: int
-    open_files: int
+    peak_mb: float
+    open_files: float
 
 
 def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
@@ -89,27 +87,15 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
         NotMeasuredError: tracekit cannot do that yet, a program is missing, or the merge failed.
     """
     output = keep or folder / f"merged{job.suffix}"
-    described = {
-        "how": job.how,
-        "workers": job.workers,
-        "align": job.align,
-        "output": str(output),
-        "inputs": [str(path) for path in job.dataset.paths],
-    }
-    command = [sys.executable, "-m", "tests.benchmarks.merge_job"]
+    inputs = [str(path) for path in job.dataset.paths]
+    told = {"how": job.how, "workers": job.workers, "align": job.align, "output": str(output), "inputs": inputs}
     # Users have compiled modules; a process that may not keep them compiles them each time.
-    environment = os.environ | {PURE_PYTHON: "1" if job.pure else "0", "PYTHONDONTWRITEBYTECODE": ""}
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    environment = os.environ | {"TRACEKIT_PURE_PYTHON": "1" if job.pure else "0", "PYTHONDONTWRITEBYTECODE": ""}
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-m", "tests.benchmarks.merge_job"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as process:
         watch = _Watch(process.pid)
-        answer, complaint = process.communicate(json.dumps(described))
+        answer, complaint = process.communicate(json.dumps(told))
         watch.stop()
     if process.returncode != 0:
         output.unlink(missing_ok=True)
@@ -117,16 +103,13 @@ def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
     found = json.loads(answer)
     if "missing" in found:
         raise NotMeasuredError(found["missing"])
-    size_bytes = output.stat().st_size
     if keep is None:
         output.unlink()
-    peak_bytes = max(watch.peak_bytes, found["peak_bytes"])
     return Outcome(
         seconds=found["seconds"],
         rate=job.dataset.megabytes / found["seconds"],
         cpu_rate=job.dataset.megabytes / max(found["cpu_seconds"], 1e-3),
-        output_bytes=size_bytes,
-        peak_bytes=peak_bytes,
+        peak_mb=max(watch.peak_bytes, found["peak_bytes"]) / 1e6,
         open_files=watch.open_files,
     )
 
@@ -149,36 +132,33 @@ class Measured:
                     except NotMeasuredError as error:
                         self.missing[name] = str(error)
 
-    def reason(self, *names: str) -> str:
-        """Return why one of these jobs could not be run; empty if all were."""
-        return next((self.missing[name] for name in names if name in self.missing), "")
+    def row(
+        self,
+        benchmark: str,
+        what: str,
+        jobs: Sequence[str],
+        figures: Callable[[], Spread],
+        unit: str,
+        remarks: Callable[[], str] = str,
+        **bound: float | None,
+    ) -> Row:
+        """Return a row of the table, or one that says why one of its jobs could not be run."""
+        reason = next((self.missing[job] for job in jobs if job in self.missing), None)
+        if reason is not None:
+            return Row(benchmark, what, None, unit, remarks=reason, **bound)
+        return Row(benchmark, what, figures(), unit, remarks=remarks(), **bound)
 
-    def ratio(self, name: str, other: str) -> Spread:
-        """Return how many times as fast as another a job is, by rounds."""
-        pairs = zip(self._outcomes[name], self._outcomes[other], strict=True)
-        return Spread.of([one.rate / two.rate for one, two in pairs])
-
-    def cpu_ratio(self, name: str, other: str) -> Spread:
-        """Return the same by CPU time, which shows less of what others do on the machine."""
-        pairs = zip(self._outcomes[name], self._outcomes[other], strict=True)
-        return Spread.of([one.cpu_rate / two.cpu_rate for one, two in pairs])
-
-    def cpu_rates(self, name: str) -> Spread:
-        """Return the rates of a job in 10^6 bytes of unpacked input per second of CPU time, by rounds."""
-        return Spread.of([outcome.cpu_rate for outcome in self._outcomes[name]])
-
-    def rate(self, name: str) -> float:
-        """Return the median rate of a job in 10^6 bytes of unpacked input per second."""
-        return statistics.median(outcome.rate for outcome in self._outcomes[name])
-
-    def peak(self, name: str) -> Spread:
-        """Return the most memory a job took, in 10^6 bytes, by rounds."""
-        return Spread.of([outcome.peak_bytes / 1e6 for outcome in self._outcomes[name]])
+    def spread(self, field: str, job: str, other: str | None = None) -> Spread:
+        """Return a field of the outcomes of a job by rounds, or how many times as much as that of another job it is."""
+        found = [getattr(outcome, field) for outcome in self._outcomes[job]]
+        if other is not None:
+            below = [getattr(outcome, field) for outcome in self._outcomes[other]]
+            found = [one / two for one, two in zip(found, below, strict=True)]
+        return Spread.of(found)
 
     def median(self, name: str) -> Outcome:
         """Return the medians of what a job took."""
-        outcomes = [asdict(outcome) for outcome in self._outcomes[name]]
-        return Outcome(**{field: statistics.median(found[field] for found in outcomes) for field in outcomes[0]})
+        return Outcome(*(statistics.median(found) for found in zip(*map(astuple, self._outcomes[name]), strict=True)))
 
 
 class _Watch:

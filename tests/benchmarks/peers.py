@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import threading
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import tracekit
@@ -36,34 +35,29 @@ class Subject:
     reset: Callable[[], object] | None = None
 
 
+def loop_of(statement: str, **names: Any) -> Loop:
+    """Return a loop that runs a statement, in which names stand for values, as if it stood in a function of a program."""
+    lines = (
+        f"def outer({', '.join(names)}):",
+        " def loop(count):",
+        "  for _ in repeat(None, count):",
+        f"   {statement}",
+        " return loop",
+    )
+    made: dict[str, Any] = {}
+    exec("from itertools import repeat\n" + "\n".join(lines), made)
+    loop: Loop = made["outer"](**names)
+    return loop
+
+
 def entering(context: Any) -> Loop:
     """Return a loop that enters and leaves one and the same context manager."""
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            with context:
-                pass
-
-    return loop
+    return loop_of("with context: pass", context=context)
 
 
 def making(make: Callable[[str], Any]) -> Loop:
     """Return a loop that makes a context manager by name, enters and leaves it."""
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            with make("x"):
-                pass
-
-    return loop
-
-
-def null_context() -> Loop:
-    """Return the loop of a context manager that does nothing."""
-    return entering(contextlib.nullcontext())
-
-
-# ---- tracekit -------------------------------------------------------------------------------------------------------------
+    return loop_of('with make("x"): pass', make=make)
 
 
 @contextlib.contextmanager
@@ -74,73 +68,11 @@ def recording() -> Iterator[tracekit.Profiler]:
 
 
 @contextlib.contextmanager
-def reused_marker() -> Iterator[Subject]:
-    """``with marker:``."""
+def own(statement: str) -> Iterator[Subject]:
+    """A statement with a ``profiler``, a ``marker`` of it, ``values`` of a counter or one ``value``."""
     with recording() as profiler:
-        yield Subject(entering(profiler.marker("x")), profiler.flush)
-
-
-@contextlib.contextmanager
-def marker_by_name() -> Iterator[Subject]:
-    """``with profiler.marker("x"):``."""
-    with recording() as profiler:
-
-        def loop(count: int) -> None:
-            for _ in repeat(None, count):
-                with profiler.marker("x"):
-                    pass
-
-        yield Subject(loop, profiler.flush)
-
-
-@contextlib.contextmanager
-def marker_instant() -> Iterator[Subject]:
-    """``marker.instant()``."""
-    with recording() as profiler:
-        marker = profiler.marker("x")
-
-        def loop(count: int) -> None:
-            for _ in repeat(None, count):
-                marker.instant()
-
-        yield Subject(loop, profiler.flush)
-
-
-@contextlib.contextmanager
-def marker_counter() -> Iterator[Subject]:
-    """``marker.counter(values)`` with the values of the step before."""
-    with recording() as profiler:
-        marker, values = profiler.marker("x"), {"loss": 0.5}
-
-        def loop(count: int) -> None:
-            for _ in repeat(None, count):
-                marker.counter(values)
-
-        yield Subject(loop, profiler.flush)
-
-
-@contextlib.contextmanager
-def marker_counter_of_new_values() -> Iterator[Subject]:
-    """``marker.counter({"loss": value})``, which makes a dictionary each time."""
-    with recording() as profiler:
-        marker, value = profiler.marker("x"), 0.5
-
-        def loop(count: int) -> None:
-            for _ in repeat(None, count):
-                marker.counter({"loss": value})
-
-        yield Subject(loop, profiler.flush)
-
-
-def new_values() -> Loop:
-    """Return a loop that makes the dictionary which a counter takes, and nothing else."""
-    value = 0.5
-
-    def loop(count: int) -> None:
-        for _ in repeat(None, count):
-            {"loss": value}  # noqa: B018
-
-    return loop
+        names = {"profiler": profiler, "marker": profiler.marker("x"), "values": {"loss": 0.5}, "value": 0.5}
+        yield Subject(loop_of(statement, **names), profiler.flush)
 
 
 @contextlib.contextmanager
@@ -154,9 +86,6 @@ def skipped_marker() -> Iterator[Subject]:
     """``with marker:`` while the schedule says SKIP."""
     with tracekit.Profiler(schedule=lambda _: tracekit.ProfilerAction.SKIP, flush_interval=NEVER_S) as profiler:
         yield Subject(entering(profiler.marker("x")))
-
-
-# ---- VizTracer ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -176,52 +105,26 @@ def viztracer(**options: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def viztracer_event() -> Iterator[Subject]:
-    """``with tracer.log_event("x"):``."""
+def viztracer_event(statement: str) -> Iterator[Subject]:
+    """A statement with a ``tracer``."""
     with viztracer() as tracer:
-        yield Subject(making(tracer.log_event), tracer.clear)
+        yield Subject(loop_of(statement, tracer=tracer), tracer.clear)
 
 
 @contextlib.contextmanager
-def viztracer_instant() -> Iterator[Subject]:
-    """``tracer.add_instant("x")``."""
-    with viztracer() as tracer:
-
-        def loop(count: int) -> None:
-            for _ in repeat(None, count):
-                tracer.add_instant("x")
-
-        yield Subject(loop, tracer.clear)
-
-
-# ---- torch ----------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _torch_profiler(*, on: bool) -> Iterator[Any]:
+def torch_range(kind: str, *, on: bool) -> Iterator[Subject]:
+    """A ``record_function`` or ``_RecordFunctionFast`` while torch.profiler is on or off."""
     torch = importlib.import_module("torch")
-    if not on:
-        yield torch
-        return
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        yield torch
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profile if on else contextlib.nullcontext():
+        yield Subject(making(torch_maker(kind)))
 
 
-@contextlib.contextmanager
-def record_function(*, on: bool) -> Iterator[Subject]:
-    """``with torch.profiler.record_function("x"):``."""
-    with _torch_profiler(on=on) as torch:
-        yield Subject(making(torch.profiler.record_function))
-
-
-@contextlib.contextmanager
-def record_function_fast(*, on: bool) -> Iterator[Subject]:
-    """``with torch._C._profiler._RecordFunctionFast("x"):``."""
-    with _torch_profiler(on=on) as torch:
-        yield Subject(making(torch._C._profiler._RecordFunctionFast))
-
-
-# ---- others ---------------------------------------------------------------------------------------------------------------
+def torch_maker(kind: str) -> Callable[[str], Any]:
+    """Return what makes ranges of torch."""
+    torch = importlib.import_module("torch")
+    made: Callable[[str], Any] = getattr(torch._C._profiler if kind.startswith("_") else torch.profiler, kind)
+    return made
 
 
 @contextlib.contextmanager

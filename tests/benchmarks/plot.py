@@ -34,15 +34,11 @@ def draw(points: Sequence[Point], path: Path) -> None:
             shown = sorted((point for point in points if point.series == series), key=lambda point: point.megabytes)
             for row, (measured, (name, color)) in enumerate(_LINES.items()):
                 axis = axes[row][column]
-                axis.plot(
-                    [getattr(point, grows) for point in shown],
-                    [getattr(point, measured) for point in shown],
-                    marker="o",
-                    markersize=4,
-                    color=color,
-                )
+                places = [getattr(point, grows) for point in shown]
+                heights = [getattr(point, measured) for point in shown]
+                axis.plot(places, heights, marker="o", markersize=4, color=color)
                 axis.set_xlim(left=0)
-                axis.set_ylim(0, 1.1 * max(getattr(point, measured) for point in shown))
+                axis.set_ylim(0, 1.1 * max(heights))
                 axis.locator_params(nbins=4)
                 axis.grid(color="#dddddd", linewidth=0.6)
                 if column == 0:

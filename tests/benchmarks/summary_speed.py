@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -68,50 +69,33 @@ def _merged(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     packed = large.with_suffix(".json.gz")
     with packed.open("xb") as file:
         subprocess.run(["gzip", "-1", "-c", str(large)], stdout=file, check=True)
-    tracekit = [sys.executable, "-m", "tracekit", "summary", "--json", "--no-cache"]
-    again = ["env", f"TRACEKIT_CACHE={inputs.folder / 'cache'}", *tracekit[:-1], str(large)]
-    measure(again)
+    tracekit = [sys.executable, "-m", "tracekit", "summary", "--json"]
+    cached = ["env", f"TRACEKIT_CACHE={inputs.folder / 'cache'}", *tracekit, str(large)]
+    measure(cached)
     commands = {
-        "again": again,
-        "gzip -dc": ["gzip", "-dc", str(packed)],
-        "plain": [*tracekit, str(large)],
-        "packed": [*tracekit, str(packed)],
-        "small": [*tracekit, str(small)],
+        "gzip -dc of a merged trace": ["gzip", "-dc", str(packed)],
+        "summary of it, plain": [*tracekit, "--no-cache", str(large)],
+        "summary of it, from the cache": cached,
+        "summary of it, packed": [*tracekit, "--no-cache", str(packed)],
+        "summary of a smaller one": [*tracekit, "--no-cache", str(small)],
     }
     if shutil.which("jq") is not None:
-        commands["jq"] = ["jq", "-c", JQ, str(small)]
-    taken: dict[str, list[Took]] = {name: [] for name in commands}
+        commands["jq: count and total of each name of it"] = ["jq", "-c", JQ, str(small)]
+    taken: dict[str, list[Took]] = {what: [] for what in commands}
     for _ in range(min(3, effort.merge_rounds)):
-        for name, command in commands.items():
-            taken[name].append(measure(command))
-    megabytes = {name: (small if name in ("small", "jq") else large).stat().st_size / 1e6 for name in commands}
-
-    def row(what: str, name: str, at_least: float | None = None) -> Row:
-        rate = Spread.of([megabytes[name] / one.seconds for one in taken[name]])
-        cpu = Spread.of([megabytes[name] / one.cpu_seconds for one in taken[name]]).median
-        peak = max(one.peak_mb for one in taken[name])
-        return Row(
-            NAME,
-            what,
-            rate,
-            " MB/s",
-            at_least=at_least,
-            remarks=f"{number(cpu)} MB a second of CPU time, {number(peak)} MB of memory, of {number(megabytes[name])} MB",
-        )
-
-    yield row("gzip -dc of a merged trace", "gzip -dc")
-    yield row("summary of it, plain", "plain")
-    yield row("summary of it, from the cache", "again")
-    yield row("summary of it, packed", "packed")
-    yield row("summary of a smaller one", "small")
-    if "jq" in commands:
-        yield row("jq: count and total of each name of it", "jq")
-    else:
-        yield Row(NAME, "jq", None, remarks="jq is not installed")
-    peaks = Spread.of([one.peak_mb for one in taken["plain"]])
-    yield Row(
-        NAME, "most memory of a summary", peaks, " MB", at_most=MOST_MB, remarks=f"of {number(megabytes['plain'])} MB"
-    )
+        for what, command in commands.items():
+            taken[what].append(measure(command))
+    for what, command in commands.items():
+        megabytes = (small if command[-1] == str(small) else large).stat().st_size / 1e6
+        cpu = statistics.median(megabytes / one.cpu_seconds for one in taken[what])
+        peak = max(one.peak_mb for one in taken[what])
+        remarks = f"{number(cpu)} MB a second of CPU time, {number(peak)} MB of memory, of {number(megabytes)} MB"
+        yield Row(NAME, what, Spread.of([megabytes / one.seconds for one in taken[what]]), " MB/s", remarks=remarks)
+    if len(commands) == 5:
+        yield Row(NAME, "jq", None, remarks="not installed (jq)")
+    peaks = Spread.of([one.peak_mb for one in taken["summary of it, plain"]])
+    of = f"of {number(large.stat().st_size / 1e6)} MB"
+    yield Row(NAME, "most memory of a summary", peaks, " MB", at_most=MOST_MB, remarks=of)
     for path in (large, small, packed):
         path.unlink()
 
@@ -137,17 +121,12 @@ def _beside_hta(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         return
 
     def told(taken: list[Took]) -> str:
-        rate = Spread.of([packed.megabytes / one.seconds for one in taken]).median
+        rate = packed.megabytes / statistics.median(one.seconds for one in taken)
         return f"{number(rate)} MB/s, {number(max(one.peak_mb for one in taken))} MB in its largest process"
 
     ratio = Spread.of([their.seconds / our.seconds for our, their in zip(ours, theirs, strict=True)])
-    yield Row(
-        NAME,
-        what,
-        ratio,
-        " x HTA",
-        remarks=f"{number(packed.megabytes)} MB in {len(paths)} files, packed; {told(theirs)}; tracekit {told(ours)}",
-    )
+    size = f"{number(packed.megabytes)} MB in {len(paths)} files, packed"
+    yield Row(NAME, what, ratio, " x HTA", remarks=f"{size}; {told(theirs)}; tracekit {told(ours)}")
 
 
 def measure(command: list[str]) -> Took:

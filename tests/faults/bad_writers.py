@@ -1,6 +1,6 @@
-"""Trace handlers that do what a recorder must not do, each one thing, so that fault tests can be shown to notice it.
+"""Trace handlers with one mistake each: `test_biting` shows that fault tests notice it.
 
-`make_writer` gives a handler by name, `GOOD` the one of tracekit; see `tests.faults.bites` for how tests use them.
+At the end, handlers that raise and hang, beside which others must go on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import orjson
 
-from tracekit import JSONTraceHandler, TraceHandler
+from tracekit import TraceHandler
 from tracekit.formats.chrome_writer import ChromeEncoder
 from tracekit.formats.rank_trace import METADATA_EVENT, SUMMARY_EVENT, base_time_ns
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording, Summary
 
-__all__ = ["BAD", "GOOD", "Blocks", "RaisesAlways", "RaisesSometimes", "make_writer"]
-
-GOOD = "tracekit"
+__all__ = ["BAD", "BAD_REMOTE", "Blocks", "RaisesAlways", "RaisesSometimes"]
 
 
 class _Writer(TraceHandler):
@@ -36,6 +34,7 @@ class _Writer(TraceHandler):
 
     profiler_options: ClassVar[dict[str, Any]] = {}
     """What the profiler is made with, when the badness is not in the handler."""
+    opening = b"[\n"
 
     def __init__(self, path: str | Path) -> None:
         self.path = os.fspath(path).removesuffix(".gz")
@@ -48,7 +47,7 @@ class _Writer(TraceHandler):
         self.encoder = ChromeEncoder(recording.process.pid, base_ns)
         clock = {"wall_ns": recording.anchor.wall_ns, "monotonic_ns": recording.anchor.monotonic_ns, "error_ns": 0}
         head = {"rank": recording.process.rank, "baseTimeNanoseconds": base_ns, "clock": clock}
-        self.begin(self.encoder.metadata(METADATA_EVENT, head))
+        self.begin(self.opening + self.encoder.metadata(METADATA_EVENT, head))
 
     def process_events(self, batch: EventBatch) -> None:
         self.write(self.encoder.encode(batch))
@@ -60,7 +59,7 @@ class _Writer(TraceHandler):
     def begin(self, head: bytes) -> None:
         """Make the file."""
         self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.write(self.descriptor, b"[\n" + head)
+        os.write(self.descriptor, head)
 
     def write(self, lines: bytes) -> None:
         """Write whole lines."""
@@ -77,6 +76,8 @@ def _child_writer(kind: type[_Writer], path: str, child: str) -> _Writer:
 class ObjectAtClose(_Writer):
     """Keeps everything in memory and writes one JSON object at the end, as most recorders do."""
 
+    opening = b'{"traceEvents":[\n'
+
     def begin(self, head: bytes) -> None:
         self.lines = [head]
 
@@ -84,15 +85,13 @@ class ObjectAtClose(_Writer):
         self.lines.append(lines)
 
     def close(self) -> None:
-        Path(self.path).write_bytes(b'{"traceEvents":[\n' + b"".join(self.lines).removesuffix(b",\n") + b"\n]}\n")
+        Path(self.path).write_bytes(b"".join(self.lines).removesuffix(b",\n") + b"\n]}\n")
 
 
 class ObjectForm(_Writer):
     """Streams the object form, which Perfetto refuses as a whole when it is cut."""
 
-    def begin(self, head: bytes) -> None:
-        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.write(self.descriptor, b'{"traceEvents":[\n' + head)
+    opening = b'{"traceEvents":[\n'
 
 
 class PythonBuffer(_Writer):
@@ -100,7 +99,7 @@ class PythonBuffer(_Writer):
 
     def begin(self, head: bytes) -> None:
         self.file: BinaryIO = Path(self.path).open("xb")  # noqa: SIM115 - open until close()
-        self.file.write(b"[\n" + head)
+        self.file.write(head)
         self.file.flush()
 
     def write(self, lines: bytes) -> None:
@@ -114,7 +113,7 @@ class TearsRecords(_Writer):
     """Leaves half of a record in the middle of the file, as after a short write that is not cut back."""
 
     def write(self, lines: bytes) -> None:
-        os.write(self.descriptor, lines[: len(lines) - 20])
+        super().write(lines[:-20])
 
 
 class InPieces(_Writer):
@@ -122,20 +121,20 @@ class InPieces(_Writer):
 
     def write(self, lines: bytes) -> None:
         for start in range(0, len(lines), 10):
-            os.write(self.descriptor, lines[start : start + 10])
+            super().write(lines[start : start + 10])
 
 
 class HeadLater(_Writer):
     """Makes the file first and writes its head with the first events: until then the file is empty."""
 
     def begin(self, head: bytes) -> None:
-        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self.head = b"[\n" + head
+        super().begin(b"")
+        self.head = head
 
     def write(self, lines: bytes) -> None:
-        os.write(self.descriptor, self.head)
+        super().write(self.head)
         self.head = b""
-        os.write(self.descriptor, lines)
+        super().write(lines)
 
 
 class LosesSilently(_Writer):
@@ -148,9 +147,8 @@ class LosesSilently(_Writer):
     seen = 0
 
     def process_events(self, batch: EventBatch) -> None:
-        lines = self.encoder.encode(batch).splitlines(keepends=True)
         kept = []
-        for line in lines:
+        for line in self.encoder.encode(batch).splitlines(keepends=True):
             whole = any(phase in line for phase in (b'"ph":"X"', b'"ph":"i"', b'"ph":"C"')) and b'"args":{}' not in line
             self.seen += whole
             if not (whole and self.seen % 1000 == 17):
@@ -174,9 +172,8 @@ class NeverFlushes(_Writer):
 class OnlyWholeSlices(_Writer):
     """Writes no slice before it has ended: what a process hangs in never shows."""
 
-    def process_events(self, batch: EventBatch) -> None:
-        lines = self.encoder.encode(batch).splitlines(keepends=True)
-        self.write(b"".join(line for line in lines if b'"ph":"B"' not in line))
+    def write(self, lines: bytes) -> None:
+        super().write(b"".join(line for line in lines.splitlines(keepends=True) if b'"ph":"B"' not in line))
 
 
 class PythonJSON(_Writer):
@@ -201,70 +198,54 @@ class LocksAfterFork(_Writer):
             super().write(lines)
 
 
-class RaisesAlways(TraceHandler):
-    """Raises in every method that the writer calls.
+class StreamsToObject(_Writer):
+    """Writes into a remote object that stays open for the whole recording: nothing is there before its end."""
 
-    Args:
-        error: What is raised.
-        methods: Where; everywhere if none are given.
-    """
+    def begin(self, head: bytes) -> None:
+        import fsspec
 
-    def __init__(self, error: type[BaseException] = RuntimeError, *methods: str) -> None:
-        self.calls = 0
-        for name in methods or (
-            "process_events",
-            "flush",
-            "batch_start",
-            "batch_end",
-            "clock_anchor",
-            "summary",
-            "close",
-        ):
-            setattr(self, name, self._raiser(name, error))
+        self.file: Any = fsspec.open(self.path, "wb").open()
+        self.file.write(head)
 
-    def _raiser(self, name: str, error: type[BaseException]) -> Callable[..., None]:
-        def raise_(*_: object) -> None:
-            self.calls += 1
-            if self.due():
-                raise error(f"bad handler: {name}")
+    def write(self, lines: bytes) -> None:
+        self.file.write(lines)
+        self.file.flush()
 
-        return raise_
-
-    def due(self) -> bool:
-        """Return whether this call fails."""
-        return True
+    def close(self) -> None:
+        self.file.close()
 
 
-class RaisesSometimes(RaisesAlways):
-    """Raises in one of ``every`` calls."""
+class UploadsAtClose(_Writer):
+    """Writes a local file, and uploads it on the thread that records when it is complete: no retry, no deadline."""
 
-    every = 1000
+    def begin(self, head: bytes) -> None:
+        self.url, self.path = self.path, "local.json"
+        super().begin(head)
 
-    def due(self) -> bool:
-        return self.calls % self.every == 0
+    def close(self) -> None:
+        import fsspec
+
+        super().close()
+        filesystem, inner = fsspec.core.url_to_fs(self.url)
+        filesystem.put_file(self.path, inner)
+        os.unlink(self.path)
 
 
-class Blocks(TraceHandler):
-    """Hangs in a method, as a storage without a time limit does, for some seconds or until it is let go.
+class UploadsEachFlush(_Writer):
+    """Writes the remote object anew with every flush, on the thread that records, over whatever is there."""
 
-    Args:
-        method: Where it hangs.
-        seconds: For how long at most.
-    """
+    def begin(self, head: bytes) -> None:
+        self.data = head
 
-    def __init__(self, method: str = "process_events", seconds: float = 3600.0) -> None:
-        self.blocked = threading.Event()
-        """Set when it hangs."""
-        self.let_go = threading.Event()
-        """Set it to let it go."""
-        self._seconds = seconds
-        setattr(self, method, self._hang)
+    def write(self, lines: bytes) -> None:
+        import fsspec
 
-    def _hang(self, *_: object) -> None:
-        self.blocked.set()
-        end = time.monotonic() + self._seconds
-        while not self.let_go.wait(0.05) and time.monotonic() < end:
-            pass
+        self.data += lines
+        filesystem, inner = fsspec.core.url_to_fs(self.path)
+        filesystem.pipe_file(inner, self.data)
+
+    def close(self) -> None:
+        pass
 
 
 BAD: dict[str, type[_Writer]] = {
@@ -281,9 +262,59 @@ BAD: dict[str, type[_Writer]] = {
     "python json": PythonJSON,
     "tears records": TearsRecords,
 }
-"""The bad writers of trace files, by name."""
+BAD_REMOTE: dict[str, type[_Writer]] = {
+    "streams to object": StreamsToObject,
+    "uploads at close": UploadsAtClose,
+    "uploads each flush": UploadsEachFlush,
+}
 
 
-def make_writer(name: str, path: str | Path) -> TraceHandler:
-    """Return a handler that writes a rank trace: tracekit's own for `GOOD`, or a bad one."""
-    return JSONTraceHandler(path) if name == GOOD else BAD[name](path)
+class RaisesAlways(TraceHandler):
+    """Raises in every method that the writer calls.
+
+    Args:
+        error: What is raised.
+        methods: Where; everywhere if none are given.
+    """
+
+    ALL = ("process_events", "flush", "batch_start", "batch_end", "clock_anchor", "summary", "close")
+
+    def __init__(self, error: type[BaseException] = RuntimeError, *methods: str) -> None:
+        self.calls = 0
+        for name in methods or self.ALL:
+            setattr(self, name, functools.partial(self._raise, error, name))
+
+    def _raise(self, error: type[BaseException], name: str, *_: object) -> None:
+        self.calls += 1
+        if self.due():
+            raise error(f"bad handler: {name}")
+
+    def due(self) -> bool:
+        """Return whether this call fails."""
+        return True
+
+
+class RaisesSometimes(RaisesAlways):
+    """Raises in one of ``every`` calls."""
+
+    every = 1000
+
+    def due(self) -> bool:
+        return self.calls % self.every == 0
+
+
+class Blocks(TraceHandler):
+    """Hangs in a method for an hour, as a storage without a time limit does.
+
+    Args:
+        method: Where it hangs.
+    """
+
+    def __init__(self, method: str = "process_events") -> None:
+        self.blocked = threading.Event()
+        """Set when it hangs."""
+        setattr(self, method, self._hang)
+
+    def _hang(self, *_: object) -> None:
+        self.blocked.set()
+        time.sleep(3600)

@@ -8,12 +8,13 @@ import threading
 import time
 from typing import Any
 
-from tests.faults.bad_writers import GOOD, make_writer
+from tests.faults.processes import GOOD
 from tests.faults.tally import Tally
+from tests.faults.writers import make_writer
 from tracekit import Profiler, TraceHandler
 from tracekit.events import WIDTH, EventBatch
 
-__all__ = ["emit_at", "hear", "in_threads", "note_deliveries", "profiler_of", "record", "say", "tally"]
+__all__ = ["WRITER", "emit_at", "hear", "in_threads", "note_deliveries", "profiler_of", "record", "say", "tally"]
 
 WRITER = sys.argv[1] if len(sys.argv) > 1 else GOOD
 
@@ -34,11 +35,9 @@ def hear() -> str:
 def profiler_of(path: str = "t.json", *handlers: TraceHandler, **options: Any) -> Profiler:
     """Make a profiler that writes a file, with the writer that the test asks for, and with further handlers."""
     writer = note_deliveries(make_writer(WRITER, path))
-    patient = {
-        "shutdown_timeout": 100.0
-    }  # a busy machine may need more than the usual 10 s; whoever tests that says less
-    options = {"rank": 0, "record_batches": False, **patient, **options, **getattr(writer, "profiler_options", {})}
-    return Profiler([writer, *handlers], **options)
+    # A busy machine may need more than the usual 10 s at the end; whoever tests that says less.
+    usual = {"rank": 0, "record_batches": False, "shutdown_timeout": 100.0}
+    return Profiler([writer, *handlers], **{**usual, **options, **getattr(writer, "profiler_options", {})})
 
 
 def note_deliveries(writer: TraceHandler, into: Tally = tally) -> TraceHandler:

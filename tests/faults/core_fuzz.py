@@ -37,31 +37,26 @@ MORE, ODD, NEW = range(3)
 
 
 def sanitize(seconds: float, seed: int) -> int:
-    """Run every program with a core that was built with sanitizers, each for its share of the time."""
+    """Run every program with a core that is built with sanitizers and some more flags, each for its share of the time."""
     compiler = cores.find_compiler()
     if compiler is None:
         print("no C compiler is here")
         return cores.CANNOT
     for number, (program, flags) in enumerate(PROGRAMS):
-        code = sanitize_program(program, flags, compiler, seconds / len(PROGRAMS), seed + number * 1_000_000)
-        if code:
-            return code
-    return 0
-
-
-def sanitize_program(program: str, flags: list[str], compiler: str, seconds: float, seed: int) -> int:
-    """Build the core with sanitizers and some more flags, and run a program with it."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            for extension in cores.extensions():
-                cores.build(extension, Path(folder), compiler, [*cores.SANITIZERS, *flags])
-        except subprocess.CalledProcessError as error:
-            print(f"the core cannot be built with sanitizers: {error}")
-            return cores.CANNOT
-        command = ["-m", program, "--seconds", str(seconds), "--seed", str(seed)]
-        done = cores.run_with(Path(folder), command, **cores.sanitizer_variables(compiler))
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                for extension in cores.extensions():
+                    cores.build(extension, Path(folder), compiler, [*cores.SANITIZERS, *flags])
+            except subprocess.CalledProcessError as error:
+                print(f"the core cannot be built with sanitizers: {error}")
+                return cores.CANNOT
+            share, first = seconds / len(PROGRAMS), seed + number * 1_000_000
+            command = ["-m", program, "--seconds", str(share), "--seed", str(first)]
+            done = cores.run_with(Path(folder), command, **cores.sanitizer_variables(compiler))
         print(done.stdout, end="")
-        return done.returncode
+        if done.returncode:
+            return done.returncode
+    return 0
 
 
 def corpus() -> list[bytes]:
@@ -141,8 +136,8 @@ class Outcome:
             else:
                 place = start + at
                 self.seen.append((reason, place))
-                # Whatever it is, go on behind it.
-                if reason == ODD and source_of(place) == 0:
+                # Whatever it is, go on behind it; at some places an event is appended that Python wrote.
+                if reason == ODD and place % 3 == 0:
                     rewriter.append(b'{"tid":5         }', 0, ord("XBEs"[place % 4]), place, place + 9, 7, 3)
                 at += 1
         self.output += rewriter.take()
@@ -157,11 +152,6 @@ class Outcome:
         laid += self._rewriter.lay(self.output[half:], half)
         assert len(laid) == len(self.output)
         return laid
-
-
-def source_of(place: int) -> int:
-    """Return 0 for the places at which an event is appended that Python wrote."""
-    return place % 3
 
 
 def encode(source: random.Random, runs: list[bytes]) -> None:
@@ -324,9 +314,8 @@ def main() -> int:
     # Only a core that was built for these tests has requests that fail.
     assert core.merge.__file__ is not None
     library = ctypes.CDLL(core.merge.__file__)
-    left = (
-        ctypes.c_long.in_dll(library, "tracekit_requests_left") if hasattr(library, "tracekit_requests_left") else None
-    )
+    name = "tracekit_requests_left"
+    left = ctypes.c_long.in_dll(library, name) if hasattr(library, name) else None
     texts = corpus()
     end = time.monotonic() + told.seconds
     seed = told.seed

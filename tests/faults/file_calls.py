@@ -11,16 +11,15 @@ import fcntl
 import os
 import signal
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["DiskHistory", "kill_at_write", "writes_seen"]
-
-_CUTS = ("before", "half", "after")
+__all__ = ["State", "disk_history", "kill_at_write"]
 
 
 def _is_file(descriptor: int) -> bool:
@@ -30,16 +29,21 @@ def _is_file(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def patched_os(**functions: Callable[..., Any]) -> Iterator[None]:
-    """Replace functions of ``os``; each replacement gets the original as its first argument."""
-    originals = {name: getattr(os, name) for name in functions}
-    for name, function in functions.items():
-        setattr(os, name, lambda *args, _f=function, _o=originals[name], **options: _f(_o, *args, **options))
-    try:
+def _patched_os(function: Callable[..., Any], *names: str) -> Iterator[None]:
+    """Replace functions of ``os`` for regular files; the replacement gets the original as its first argument."""
+
+    def replacing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(descriptor: int, *arguments: Any) -> Any:
+            if not _is_file(descriptor):
+                return original(descriptor, *arguments)
+            return function(original, descriptor, *arguments)
+
+        return replacement
+
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(mock.patch.object(os, name, replacing(getattr(os, name))))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(os, name, original)
 
 
 @contextlib.contextmanager
@@ -50,13 +54,10 @@ def kill_at_write(number: int, cut: str) -> Iterator[None]:
         number: Which write.
         cut: "before" it, when "half" of its bytes are out, or "after" it.
     """
-    assert cut in _CUTS
     seen = 0
 
     def deadly(original: Any, descriptor: int, data: Any, *rest: int) -> int:
         nonlocal seen
-        if not _is_file(descriptor):
-            return original(descriptor, data, *rest)
         seen += 1
         if seen == number:
             if cut != "before":
@@ -64,46 +65,8 @@ def kill_at_write(number: int, cut: str) -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(descriptor, data, *rest)
 
-    with patched_os(write=deadly, pwrite=deadly):
+    with _patched_os(deadly, "write", "pwrite"):
         yield
-
-
-@dataclass
-class DiskHistory:
-    """What every write of this process did to its file.
-
-    Attributes:
-        states: One for each write, in their order.
-    """
-
-    states: list[State] = field(default_factory=list)
-
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Keep the history of what happens inside."""
-
-        def writing(original: Any, descriptor: int, data: Any, *rest: int) -> int:
-            if not _is_file(descriptor):
-                return original(descriptor, data, *rest)
-            path = f"/proc/self/fd/{descriptor}"  # it may have another name by now, or none
-            before = _content(path)
-            appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
-            at = len(before) if appends else rest[0] if rest else os.lseek(descriptor, 0, os.SEEK_CUR)
-            written = original(descriptor, data, *rest)
-            self.states.append(State(before, at, bytes(memoryview(data)[:written]), _content(path)))
-            return written
-
-        def cutting(original: Any, descriptor: int, size: int) -> None:
-            if not _is_file(descriptor):
-                original(descriptor, size)
-                return
-            path = f"/proc/self/fd/{descriptor}"  # it may have another name by now, or none
-            before = _content(path)
-            original(descriptor, size)
-            self.states.append(State(before, size, b"", _content(path)))
-
-        with patched_os(write=writing, pwrite=writing, ftruncate=cutting):
-            yield
 
 
 @dataclass(frozen=True)
@@ -135,19 +98,26 @@ class State:
             yield name, self.before[: self.at] + data + self.before[self.at + len(data) :]
 
 
-def _content(path: str) -> bytes:
-    return Path(path).read_bytes()
+@contextlib.contextmanager
+def disk_history() -> Iterator[list[State]]:
+    """Keep what every write of this process does to its file, in order."""
+    states: list[State] = []
 
+    def content(descriptor: int) -> bytes:
+        return Path(f"/proc/self/fd/{descriptor}").read_bytes()  # it may have another name by now, or none
 
-def writes_seen(record: Callable[[], None]) -> int:
-    """Return how many writes to regular files a recording makes."""
-    seen = 0
+    def writing(original: Any, descriptor: int, data: Any, *rest: int) -> int:
+        before = content(descriptor)
+        appends = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND
+        at = len(before) if appends else rest[0] if rest else os.lseek(descriptor, 0, os.SEEK_CUR)
+        written: int = original(descriptor, data, *rest)
+        states.append(State(before, at, bytes(memoryview(data)[:written]), content(descriptor)))
+        return written
 
-    def counting(original: Any, descriptor: int, data: Any, *rest: int) -> int:
-        nonlocal seen
-        seen += _is_file(descriptor)
-        return original(descriptor, data, *rest)
+    def cutting(original: Any, descriptor: int, size: int) -> None:
+        before = content(descriptor)
+        original(descriptor, size)
+        states.append(State(before, size, b"", content(descriptor)))
 
-    with patched_os(write=counting, pwrite=counting):
-        record()
-    return seen
+    with _patched_os(writing, "write", "pwrite"), _patched_os(cutting, "ftruncate"):
+        yield states

@@ -21,7 +21,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tests.native import cores
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNTED = "-fsanitize-coverage=trace-pc,trace-cmp"
-PLANTED = ["-include", str(cores.ROOT / "tests" / "native" / "planted.h")]
 HEAD = struct.Struct("=qq")
 MOST_BYTES = 6_000
 SEED_BYTES = 1_200
@@ -41,24 +40,11 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-class Target(Protocol):
-    """What is fuzzed of an extension module. Imported only where the core has been taken."""
-
-    def seeds(self, source: random.Random) -> list[bytes]:
-        """Return the first inputs."""
-
-    def words(self) -> list[bytes]:
-        """Return what is put into inputs."""
-
-    def run(self, data: bytes) -> None:
-        """Have the C code take an input."""
-
-    def check(self, data: bytes, folder: Path) -> None:
-        """Hold what the C code makes of an input against Python."""
-
-
 class MergeTarget:
-    """The reader, the rewriter and the encoder of native traces: an input is one or more runs of events."""
+    """The reader, the rewriter and the encoder of native traces: an input is one or more runs of events.
+
+    What it needs is imported only where the core has been taken.
+    """
 
     def __init__(self) -> None:
         from tests import both_cores
@@ -67,6 +53,7 @@ class MergeTarget:
         self._cores, self._fuzz = both_cores, core_fuzz
 
     def seeds(self, source: random.Random) -> list[bytes]:
+        """Return the first inputs."""
         texts = self._fuzz.corpus()
         found = [self._fuzz.run_of(source, [text])[:SEED_BYTES] for text in texts for _ in range(4)]
         found += [self._cores.event(source, odd, 1000).encode() for odd in (0, 0, 0.05, 0.3) for _ in range(20)]
@@ -74,20 +61,16 @@ class MergeTarget:
         return found + [BETWEEN.join(source.sample(runs, 2)) for _ in range(20)]
 
     def words(self) -> list[bytes]:
+        """Return what is put into inputs."""
         cores_ = self._cores
-        texts = [
-            *cores_.ODD_PLACES,
-            *cores_.ODD_TIMES,
-            *cores_.IDS,
-            *cores_.ODD_SCALARS,
-            *cores_.SPACES,
-            *cores_.SCALARS,
-        ]
+        lists = (cores_.ODD_PLACES, cores_.ODD_TIMES, cores_.IDS, cores_.ODD_SCALARS, cores_.SPACES, cores_.SCALARS)
+        texts = [text for texts in lists for text in texts]
         texts += [f'"{key}":' for key in (*cores_.KEYS, "ph", "dur", "args", "bind_id", "cat", "name", "s")]
         texts += [f'"{name}"' for name in cores_.NAMES] + [f'"ph":"{phase}"' for phase in dict.fromkeys(cores_.PHASES)]
         return [text.encode() for text in texts if text and len(text) < 100]
 
     def run(self, data: bytes) -> None:
+        """Have the C code take an input."""
         source = random.Random(len(data))
         runs = data.split(BETWEEN)
         outcome = self._fuzz.Outcome(source, tempfile.gettempdir())
@@ -98,6 +81,7 @@ class MergeTarget:
         self._fuzz.encode(source, runs)
 
     def check(self, data: bytes, folder: Path) -> None:
+        """Hold what the C code makes of an input against Python."""
         path, output = folder / "rank0.json", folder / "merged.json"
         path.write_bytes(b"[\n" + b",\n".join(data.split(BETWEEN)) + b"\n]")
         with self._cores.small_pieces(700):
@@ -107,7 +91,7 @@ class MergeTarget:
         self._cores.assert_same(found, other)
 
 
-TARGETS: dict[str, type[Target]] = {"_merge": MergeTarget}
+TARGETS = {"_merge": MergeTarget}
 """By the name of the extension module."""
 
 
@@ -199,7 +183,7 @@ def changed(source: random.Random, kept: Kept, words: list[bytes]) -> bytes:
     return bytes(data[:MOST_BYTES])
 
 
-def fuzz(target: Target, feedback: Feedback, now: mmap.mmap, told: argparse.Namespace) -> str:
+def fuzz(target: MergeTarget, feedback: Feedback, now: mmap.mmap, told: argparse.Namespace) -> str:
     """Run inputs for most of the time, then hold those that were kept against Python; returns what was done."""
     source = random.Random(told.seed)
     kept, words = Kept(), target.words()
@@ -208,8 +192,7 @@ def fuzz(target: Target, feedback: Feedback, now: mmap.mmap, told: argparse.Name
     first = [data[:MOST_BYTES] for data in target.seeds(source)]
     to_come: list[Iterator[bytes]] = []
     while first or (time.monotonic() < end and tried < told.inputs):
-        is_first = bool(first)
-        if is_first:
+        if first:
             data = first.pop()
         elif to_come:
             data = next(to_come[-1], b"")
@@ -224,14 +207,12 @@ def fuzz(target: Target, feedback: Feedback, now: mmap.mmap, told: argparse.Name
         target.run(data)
         is_new = feedback.is_new()
         found += is_new
-        if is_new and (is_first or not told.unguided):
+        if is_new:
             kept.add(data, feedback)
-            if not told.unguided:
-                to_come.append(kept.answers(data, feedback.compared()))
+            to_come.append(kept.answers(data, feedback.compared()))
     end += 0.25 * told.seconds
-    to_check = [] if told.planted else source.sample(kept.inputs, len(kept.inputs))  # planted: the search alone counts
     with tempfile.TemporaryDirectory() as folder:
-        for data in to_check:
+        for data in source.sample(kept.inputs, len(kept.inputs)):
             if time.monotonic() > end:
                 break
             note(now, tried, data)
@@ -277,44 +258,39 @@ def outside(told: argparse.Namespace) -> int:
         print("no C compiler is here")
         return cores.CANNOT
     wanted = [each for each in cores.extensions() if each.stem in TARGETS]
-    # What is planted is the same in all.
-    variants = cores.VARIANTS[:1] if told.planted else cores.VARIANTS
-    for number, more in enumerate(variants):
+    share = told.seconds / len(cores.VARIANTS) / len(wanted)
+    for number, more in enumerate(cores.VARIANTS):
         for extension in wanted:
-            code = fuzz_one(told, compiler, extension, more, told.seconds / len(variants) / len(wanted), number)
-            if code:
+            arguments = ["--seconds", str(share), "--seed", str(told.seed + number), "--inputs", str(told.inputs)]
+            if told.input is not None:
+                arguments += ["--input", str(Path(told.input).resolve())]
+            if code := fuzz_one(compiler, extension, more, arguments, keep_failure=told.input is None):
                 return code
     return 0
 
 
 def fuzz_one(
-    told: argparse.Namespace, compiler: str, extension: cores.Extension, more: list[str], seconds: float, number: int
+    compiler: str, extension: cores.Extension, more: list[str], arguments: list[str], *, keep_failure: bool
 ) -> int:
     """Build a module and fuzz it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         edges, now = folder / "edges.o", folder / "input"
         now.write_bytes(bytes(HEAD.size + MOST_BYTES))
-        flags = [*cores.SANITIZERS, COUNTED, *more, *(PLANTED if told.planted else [])]
         try:
             source = cores.ROOT / "tests" / "native" / "edges.c"
             # Hidden: the sanitizers' library has functions of the same names, which do nothing, and comes first.
             subprocess.run([compiler, "-c", "-O2", "-fPIC", "-fvisibility=hidden", source, "-o", edges], check=True)
-            cores.build(extension, folder, compiler, flags, [edges])
+            cores.build(extension, folder, compiler, [*cores.SANITIZERS, COUNTED, *more], [edges])
         except subprocess.CalledProcessError as error:
             print(f"the core cannot be built with sanitizers and counted edges: {error}")
             return cores.CANNOT
-        command = ["-m", "tests.faults.guided_fuzz", "--inside", extension.stem, "--now", str(now)]
-        command += ["--seconds", str(seconds), "--seed", str(told.seed + number)]
-        command += ["--inputs", str(told.inputs)]
-        command += ["--planted"] if told.planted else []
-        command += ["--unguided"] if told.unguided else []
-        command += ["--input", str(Path(told.input).resolve())] if told.input is not None else []
+        command = ["-m", "tests.faults.guided_fuzz", "--inside", extension.stem, "--now", str(now), *arguments]
         done = cores.run_with(folder, command, **cores.sanitizer_variables(compiler))
         print(done.stdout, end="")
-        if done.returncode and told.input is None:
+        if done.returncode and keep_failure:
             tried, data = noted(now.read_bytes())
-            path = Path(told.failures or tempfile.gettempdir()) / f"tracekit-fuzz-{os.getpid()}.bin"
+            path = Path(tempfile.gettempdir()) / f"tracekit-fuzz-{os.getpid()}.bin"
             path.write_bytes(data)
             print(f"input {tried}: {data!r}\nonce more: scripts/sanitize --input {path}")
     return 1 if done.returncode else 0
@@ -327,11 +303,6 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=sys.maxsize, help="try no more than so many with each build")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--input", help="run this file's input instead")
-    parser.add_argument("--failures", help="the folder for an input that fails (default: that of temporary files)")
-    parser.add_argument("--planted", action="store_true", help="build with an error, to see it found")
-    parser.add_argument(
-        "--unguided", action="store_true", help="change only the first inputs, as if nothing was learnt"
-    )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--now", help=argparse.SUPPRESS)
     told = parser.parse_args()

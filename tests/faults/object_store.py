@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["BUCKET", "FaultProxy", "ObjectStore", "free_port"]
 
 BUCKET = "bucket"
-_ERROR = b"HTTP/1.1 %d Error\r\nContent-Type: application/xml\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
-_PAGE = b"<html>\r\n<body>Please log in" + b"<p></p>\n" * 5000 + b"</body>\n</html>\n"
-_PAGE_HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: text/html\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+_HEAD = "HTTP/1.1 {} Answer\r\nContent-Type: {}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n"
+_PAGE = "<html>\r\n<body>Please log in" + "<p></p>\n" * 5000 + "</body>\n</html>\n"
 _XML = '<?xml version="1.0"?><Error><Code>{}</Code><Message>no</Message><RequestId>1</RequestId></Error>'
 
 
@@ -45,13 +44,10 @@ class ObjectStore:
         weakref.finalize(self, reserved.close)
         self.port: int = reserved.getsockname()[1]
         self.start()
-        self.client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **self._login())
+        login = {"aws_access_key_id": "user", "aws_secret_access_key": "word", "region_name": "us-east-1"}
+        self.client: Any = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **login)
         self.client.create_bucket(Bucket=BUCKET)
         self.forget()
-
-    @staticmethod
-    def _login() -> dict[str, str]:
-        return {"aws_access_key_id": "user", "aws_secret_access_key": "word", "region_name": "us-east-1"}
 
     def start(self) -> None:
         """Start it, on the port that it had before."""
@@ -174,32 +170,16 @@ class FaultProxy:
                 _reset(client)
             elif self.fault == "black hole":
                 self._closed.wait()
-            elif self.fault == "refuse":
-                self._refuse(client)
+            elif self._due("refuse"):
+                _say(client, self.status, "application/xml", _XML.format(self.code))
             elif self.fault in ("portal", "error page"):
-                self._show_page(client, 200 if self.fault == "portal" else self.status)
+                _say(client, 200 if self.fault == "portal" else self.status, "text/html", _PAGE)
             else:
                 with self._kept(socket.create_connection(self._upstream)) as upstream:
                     back = threading.Thread(target=self._answer, args=(upstream, client), daemon=True)
                     back.start()
                     self._ask(client, upstream)
                     back.join()
-
-    def _refuse(self, client: socket.socket) -> None:
-        if self._due("refuse") and client.recv(65536):
-            body = _XML.format(self.code).encode()
-            client.sendall(_ERROR % (self.status, len(body), body))
-            client.shutdown(socket.SHUT_WR)
-            while client.recv(65536):
-                pass
-
-    def _show_page(self, client: socket.socket, status: int) -> None:
-        if request := client.recv(65536):
-            head = _PAGE_HEAD % (status, len(_PAGE))
-            client.sendall(head if request.startswith(b"HEAD ") else head + _PAGE)
-            client.shutdown(socket.SHUT_WR)
-            while client.recv(65536):
-                pass
 
     def _due(self, fault: str) -> bool:
         if self.fault != fault or self.refusals == 0:
@@ -246,6 +226,16 @@ class FaultProxy:
         finally:
             self._open.discard(one)
             one.close()
+
+
+def _say(client: socket.socket, status: int, kind: str, body: str) -> None:
+    """Answer the request that comes, whatever it asks for."""
+    if request := client.recv(65536):
+        text = _HEAD.format(status, kind, len(body)) + ("" if request.startswith(b"HEAD ") else body)
+        client.sendall(text.encode())
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(65536):
+            pass
 
 
 def _reset(client: socket.socket) -> None:

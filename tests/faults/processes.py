@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.faults.bad_writers import GOOD
 from tests.faults.tally import Tally
 
 if TYPE_CHECKING:
@@ -25,6 +24,13 @@ __all__ = ["Child", "wait_until"]
 ROOT = Path(__file__).resolve().parents[2]
 PROLOGUE = "import os, signal, sys, threading, time\nfrom tests.faults.child import *\n"
 PATIENCE_S = 120.0
+GOOD = "tracekit"
+writer = GOOD
+"""Who writes the traces of children; see `tests.faults.writers`."""
+
+
+# Python does not notice that it has written half a .pyc, as on a full disk, and every later process would fail at it.
+ENVIRONMENT = {"PYTHONPATH": os.fspath(ROOT), "PYTHONFAULTHANDLER": "", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Child:
@@ -35,7 +41,6 @@ class Child:
     Args:
         program: Python source.
         folder: Where it runs, and where its files go.
-        writer: Who writes its traces; see `tests.faults.bad_writers`.
         under: A command in front of it, such as strace with its options.
         environment: Variables for it, beside those of this process.
     """
@@ -45,7 +50,6 @@ class Child:
         program: str,
         folder: Path,
         *,
-        writer: str = GOOD,
         under: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -54,14 +58,7 @@ class Child:
         self.process = subprocess.Popen(
             [*under, sys.executable, "-c", PROLOGUE + textwrap.dedent(program), writer],
             cwd=folder,
-            # Python does not notice that it has written half a .pyc, as on a full disk, and every later process would fail at it.
-            env={
-                **os.environ,
-                "PYTHONPATH": os.fspath(ROOT),
-                "PYTHONFAULTHANDLER": "",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                **(environment or {}),
-            },
+            env={**os.environ, **ENVIRONMENT, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -103,16 +100,16 @@ class Child:
         self.process.send_signal(signal.SIGKILL)
         assert self.process.wait(PATIENCE_S) == -signal.SIGKILL, self._last_words()
 
-    def end(self, timeout_s: float = PATIENCE_S) -> int:
+    def end(self, timeout_s: float | None = None) -> int:
         """Wait for its own end and return its exit code.
 
         Raises:
             AssertionError: It took too long.
         """
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(PATIENCE_S if timeout_s is None else timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the child did not end within {timeout_s} s; {self._last_words()}") from None
+            raise AssertionError(f"the child did not end in time; {self._last_words()}") from None
 
     @property
     def errors(self) -> str:
@@ -137,13 +134,13 @@ class Child:
             stream.close()
 
 
-def wait_until(condition: Any, timeout_s: float = PATIENCE_S) -> None:
+def wait_until(condition: Any) -> None:
     """Wait until a condition holds.
 
     Raises:
         AssertionError: It took too long.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {condition}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {condition}"
         time.sleep(0.005)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.perfetto import Engine
 
-__all__ = ["Remains", "left_in", "opens", "read_trace"]
+__all__ = ["Remains", "left_in", "opened", "opens", "read_trace"]
 
 
 @dataclass
@@ -65,10 +65,11 @@ class Remains:
         return first["args"]
 
     @property
-    def summary(self) -> dict[str, Any] | None:
-        """The counts at the end; None in a file that was not closed."""
+    def summary(self) -> dict[str, Any]:
+        """The counts at the end."""
         last = self.events[-1]
-        return last["args"] if last["name"] == "tracekit_summary" else None
+        assert last["name"] == "tracekit_summary", f"the file does not end with its summary: {last}"
+        return last["args"]
 
     @property
     def newest_ns(self) -> int:
@@ -117,6 +118,13 @@ def read_trace(path: Path) -> Remains:
             ) from error
     assert events, f"{path.name}: not one whole record"
     return Remains(path, events, tail, closed)
+
+
+def opened(engine: Engine, path: Path) -> Remains:
+    """Read a rank trace, or the only one in a folder, and assert that it opens."""
+    remains = left_in(path) if path.is_dir() else read_trace(path)
+    opens(engine, remains)
+    return remains
 
 
 def opens(engine: Engine, remains: Remains) -> None:

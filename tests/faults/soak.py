@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tests.faults.bad_writers import GOOD, make_writer
-from tests.faults.processes import Child
+from tests.faults.processes import GOOD, Child
 from tests.faults.remains import opens, read_trace
 from tests.faults.tally import Tally
+from tests.faults.writers import make_writer
 from tests.perfetto import Engine
 from tracekit import JSONTraceHandler, Profiler, TraceHandler
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "live", "soak"]
 
+THREADS = 8
 BLOCK = 500
 PART_BYTES = 64 << 20
 FORK_TIMEOUT_S = 60.0
@@ -57,6 +58,7 @@ class Report:
         emitted: How many were recorded by the threads.
         unflushed: How many of these were lost with a process that was killed, none of them flushed.
         dropped: How many were dropped for want of room, and counted.
+        growth_kb: How much more memory each process had after two fifths of its events than before.
     """
 
     events: int = 0
@@ -88,30 +90,28 @@ class Report:
         ]
 
 
-# ---- inside of a life -------------------------------------------------------------------------------------------------
-
-
-def live(writer: str, threads: int, quota: int, rate: int, *, killed: bool, seed: int, options: dict[str, Any]) -> None:
+def live(writer: str, quota: int, rate: int, *, killed: bool, seed: float, options: dict[str, Any]) -> None:
     """Record from many threads, so many events a second, until the quota is reached; then stop, or wait for the kill."""
     dice = random.Random(seed)
     slots = Tally("tally.bin").slots
+    handler: TraceHandler
     if writer == GOOD:
-        handler: TraceHandler = JSONTraceHandler("t-part{part:04d}.json", rotate_bytes=PART_BYTES)
+        handler = JSONTraceHandler("t-part{part:04d}.json", rotate_bytes=PART_BYTES)
     else:
         handler = make_writer(writer, "t.json")
     profiler = Profiler(handler, rank=0, record_batches=False, **getattr(handler, "profiler_options", {}), **options)
     profiler.start()
     workers = [
-        threading.Thread(target=_work, args=(profiler, number, slots, quota // threads, rate // threads))
-        for number in range(threads)
+        threading.Thread(target=_work, args=(profiler, number, slots, quota // THREADS, rate // THREADS))
+        for number in range(THREADS)
     ]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers):
-        done = list(slots[DONE : DONE + threads])
+        done = list(slots[DONE : DONE + THREADS])
         if profiler.flush(60.0):
             slots[DROPPED] = sum(profiler.stats.dropped.values())
-            slots[FLUSHED : FLUSHED + threads] = array("q", done)
+            slots[FLUSHED : FLUSHED + THREADS] = array("q", done)
             slots[FLUSHES] += 1
         else:
             slots[FLUSHES_LATE] += 1
@@ -119,10 +119,9 @@ def live(writer: str, threads: int, quota: int, rate: int, *, killed: bool, seed
         if dice.random() < 0.2:
             _fork(profiler, slots)
         time.sleep(dice.uniform(0.0, 0.1))
-    if killed:
-        while True:
-            profiler.marker("quiet").instant()
-            time.sleep(0.01)
+    while killed:
+        profiler.marker("quiet").instant()
+        time.sleep(0.01)
     profiler.stop()
     slots[DROPPED] = sum(profiler.stats.dropped.values())
 
@@ -158,26 +157,13 @@ def _fork(profiler: Profiler, slots: memoryview) -> None:
         time.sleep(0.005)
 
 
-# ---- outside -------------------------------------------------------------------------------------------------------------
-
-
-def soak(
-    folder: Path,
-    engine: Engine,
-    *,
-    events: int,
-    writer: str = GOOD,
-    threads: int = 8,
-    rate: int = 300_000,
-    lives: int = 10,
-    seed: int = 0,
-) -> Report:
+def soak(folder: Path, engine: Engine, *, events: int, rate: int = 300_000, lives: int = 10, seed: int = 0) -> Report:
     """Let processes record, kill every other one at a random time, and look at what each left."""
     dice = random.Random(seed)
     report = Report()
     start = time.monotonic()
     for number in range(lives):
-        life = folder / f"life {number}"
+        life, who = folder / f"life {number}", f"life {number}"
         life.mkdir()
         killed = number % 2 == 0
         options = {
@@ -187,18 +173,18 @@ def soak(
         quota = events // lives
         program = f"""
             from tests.faults.soak import live
-            live({writer!r}, {threads}, {quota}, {rate}, killed={killed}, seed={dice.random()}, options={options})
+            live(WRITER, {quota}, {rate}, killed={killed}, seed={dice.random()}, options={options})
         """
-        with Child(program, life, writer=writer) as child:
-            early_kb, late_kb = _watch(child, threads, quota, until=dice.uniform(0.5, 1.0) if killed else 2.0)
+        with Child(program, life) as child:
+            early_kb, late_kb = _watch(child, quota, until=dice.uniform(0.5, 1.0) if killed else 2.0)
             if early_kb and late_kb:
                 report.growth_kb.append(late_kb - early_kb)
             if killed:
                 time.sleep(dice.uniform(0.0, 0.3))
                 child.kill()
             elif child.end(3600) != 0:
-                report.losses.append(f"life {number}: exit code {child.process.returncode}: {child.errors[-2000:]}")
-            _look(life, engine, child.tally, report, threads, killed=killed, who=f"life {number}")
+                report.losses.append(f"{who}: exit code {child.process.returncode}: {child.errors[-2000:]}")
+            report.losses += [f"{who}: {loss}" for loss in _look(life, engine, child.tally, report, killed=killed)]
         report.lives += 1
         report.kills += killed
         shutil.rmtree(life)
@@ -206,7 +192,7 @@ def soak(
     return report
 
 
-def _watch(child: Child, threads: int, quota: int, *, until: float) -> tuple[int, int]:
+def _watch(child: Child, quota: int, *, until: float) -> tuple[int, int]:
     """Wait until a share of the quota is recorded, or the child has ended.
 
     Returns:
@@ -215,7 +201,7 @@ def _watch(child: Child, threads: int, quota: int, *, until: float) -> tuple[int
     early_kb = late_kb = 0
     statm = Path(f"/proc/{child.process.pid}/statm")
     while child.process.poll() is None:
-        share = sum(child.tally[DONE + number] for number in range(threads)) / quota
+        share = sum(child.tally.slots[DONE : DONE + THREADS]) / quota
         if share >= until:
             break
         with contextlib.suppress(OSError, IndexError):  # it has just ended
@@ -249,57 +235,51 @@ def _read(path: Path) -> Iterator[list[_Event]]:
                 yield _events.decode(b"[" + lines + b"]")
 
 
-def _look(life: Path, engine: Engine, tally: Tally, report: Report, threads: int, *, killed: bool, who: str) -> None:
+def _look(life: Path, engine: Engine, tally: Tally, report: Report, *, killed: bool) -> Iterator[str]:
+    """Yield what the files of a process lack."""
     found: Counter[str] = Counter()
     summary: dict[str, Any] | None = None
-    last_of = [0] * threads
+    last_of = [0] * THREADS
     gaps = 0
     files = sorted(life.glob("t*.json"))
-    assert files, f"{who}: no file is left"
+    assert files, "no file is left"
     for path in files:
-        for events in _read(path):
-            for event in events:
-                if event.ph in {"X", "B"}:
-                    found[event.name] += 1
-                elif event.ph == "C":
-                    found["counters"] += 1
-                    for series, value in event.args.items():
-                        thread = int(series.removeprefix("of "))
-                        gaps += value != last_of[thread] + BLOCK
-                        last_of[thread] = int(value)
-                elif event.name == "tracekit_summary":
-                    summary = event.args
+        for event in (event for events in _read(path) for event in events):
+            if event.ph in {"X", "B"}:
+                found[event.name] += 1
+            elif event.ph == "C":
+                found["counters"] += 1
+                for series, value in event.args.items():
+                    thread = int(series.removeprefix("of "))
+                    gaps += value != last_of[thread] + BLOCK
+                    last_of[thread] = int(value)
+            elif event.name == "tracekit_summary":
+                summary = event.args
     opens(engine, read_trace(files[-1]))
-    done = [tally[DONE + number] for number in range(threads)]
-    flushed = [tally[FLUSHED + number] for number in range(threads)]
-    in_file = sum(found[f"of {number}"] for number in range(threads)) + found["counters"]
+    done, flushed = (list(tally.slots[first : first + THREADS]) for first in (DONE, FLUSHED))
+    slices = [found[f"of {number}"] for number in range(THREADS)]
+    in_file = sum(slices) + found["counters"]
     recorded, kept = (sum(counts) + sum(counts) // BLOCK for counts in (done, flushed))  # slices and counters
     dropped = tally[DROPPED]
-    losses = report.losses
-    for number in range(threads):
-        if not dropped and found[f"of {number}"] < flushed[number]:
-            losses.append(
-                f"{who}: thread {number} flushed {flushed[number]} events, and {found[f'of {number}']} are there"
-            )
-        if not dropped and last_of[number] < flushed[number]:
-            losses.append(
-                f"{who}: thread {number} flushed counters up to {flushed[number]}; the last is {last_of[number]}"
-            )
-    if gaps and not dropped:
-        losses.append(f"{who}: {gaps} counters are missing or out of order")
+    if not dropped:
+        for number in range(THREADS):
+            if min(slices[number], last_of[number]) < flushed[number]:
+                there = f"{slices[number]} slices and counters up to {last_of[number]}"
+                yield f"thread {number} flushed {flushed[number]} events, and {there} are there"
+        if gaps:
+            yield f"{gaps} counters are missing or out of order"
     if in_file + dropped < kept:
-        losses.append(f"{who}: {kept} events flushed, {in_file} there, {dropped} dropped")
+        yield f"{kept} events flushed, {in_file} there, {dropped} dropped"
     # A slice that is open when a file ends is finished there, and goes on in the next.
-    split = threads * len(files)
-    if not killed and not 0 <= in_file + dropped - recorded <= split:
-        losses.append(f"{who}: {recorded} events recorded, {in_file} there, {dropped} dropped")
+    if not killed and not 0 <= in_file + dropped - recorded <= THREADS * len(files):
+        yield f"{recorded} events recorded, {in_file} there, {dropped} dropped"
     if not killed and (summary is None or sum(summary["dropped"].values()) != dropped):
-        losses.append(f"{who}: the last file ends with {summary}, and {dropped} were dropped")
+        yield f"the last file ends with {summary}, and {dropped} were dropped"
     if found["in the child"]:
-        losses.append(f"{who}: {found['in the child']} events of forked children in the file of their parent")
+        yield f"{found['in the child']} events of forked children in the file of their parent"
     for slot, what in ((FORKS_HUNG, "forked children hung"), (FLUSHES_LATE, "flushes did not return in time")):
         if tally[slot]:
-            losses.append(f"{who}: {tally[slot]} {what}")
+            yield f"{tally[slot]} {what}"
     report.events += in_file
     report.emitted += recorded
     report.unflushed += max(recorded - in_file - dropped, 0)
@@ -309,29 +289,19 @@ def _look(life: Path, engine: Engine, tally: Tally, report: Report, threads: int
     report.flushes += tally[FLUSHES]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Run it and print the report; returns 1 if something was lost."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
     parser.add_argument("--events", type=float, default=100e6, help="how many in all (default: 100e6)")
-    parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--rate", type=float, default=300e3, help="how many a second, at most (default: 300e3)")
     parser.add_argument(
         "--lives", type=int, default=20, help="how many processes; every other one is killed (default: 20)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    engine = Engine()
-    with tempfile.TemporaryDirectory(prefix="tracekit-soak-") as folder:
-        report = soak(
-            Path(folder),
-            engine,
-            events=int(options.events),
-            threads=options.threads,
-            rate=int(options.rate),
-            lives=options.lives,
-            seed=options.seed,
-        )
-    engine.close()
+    told = parser.parse_args()
+    with contextlib.closing(Engine()) as engine, tempfile.TemporaryDirectory(prefix="tracekit-soak-") as folder:
+        rate, events = int(told.rate), int(told.events)
+        report = soak(Path(folder), engine, events=events, rate=rate, lives=told.lives, seed=told.seed)
     print("\n".join(report.lines()))
     return 1 if report.losses else 0
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from tests.faults import Child, bites, left_in, opens, writers
-from tests.faults.bad_writers import make_writer
-from tests.faults.file_calls import DiskHistory
+from tests.faults import Child, in_process_writer, left_in, opened, opens
+from tests.faults.file_calls import disk_history
 from tracekit import Profiler, TraceFormatError, recover_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.faults.file_calls import State
     from tests.perfetto import Engine
 
 # The parent imports tracekit once, and each case is a fork of it: a recording from its start to its end, or until the kill.
@@ -49,26 +49,24 @@ KILLED_AT_EVERY_WRITE = """
 """
 
 
-@writers("head later", "in pieces", "object form", "tears records")
-def test_a_kill_at_exactly_each_write_leaves_a_file_that_opens(tmp_path: Path, engine: Engine, writer: str) -> None:
-    with bites(writer), Child(KILLED_AT_EVERY_WRITE, tmp_path, writer=writer) as child:
+def test_a_kill_at_exactly_each_write_leaves_a_file_that_opens(tmp_path: Path, engine: Engine) -> None:
+    with Child(KILLED_AT_EVERY_WRITE, tmp_path) as child:
         assert child.end() == 0, child.errors
-        opened = 0
+        found = 0
         for folder in sorted(path for path in tmp_path.iterdir() if path.is_dir()):
-            if not list(folder.glob("t.json")):
+            if not (folder / "t.json").exists():
                 # Killed before the head was out: no file is better than an empty one.
                 assert folder.name in {"before 1", "half 1", "after 1"}
                 continue
-            remains = left_in(folder, "t.json")
-            opens(engine, remains)
+            remains = opened(engine, folder)
             cut, number = folder.name.split()
             if cut != "half":
                 assert remains.torn == b"", folder
             # The head is the first write; each flush is one more, and has all that was recorded before it.
             flushed = int(number) - 1 - (cut != "after")
             assert len(remains.values("n", "n")) >= min(flushed, 4), folder
-            opened += 1
-        assert opened >= 3 * 4
+            found += 1
+        assert found >= 3 * 4
 
 
 @pytest.mark.slow
@@ -92,15 +90,15 @@ def test_a_kill_at_the_nth_system_call_leaves_a_file_that_opens(tmp_path: Path, 
             if child.process.wait(240) == 0:
                 break
         killed += 1
-        if list(folder.glob("t.json")):
-            opens(engine, left_in(folder, "t.json"))
+        if (folder / "t.json").exists():
+            opens(engine, left_in(folder))
     assert killed >= 4
 
 
-def recorded_history(folder: Path, writer: str) -> DiskHistory:
+def recorded_history(folder: Path) -> list[State]:
     """Record something, and return every state that the file has gone through."""
-    history = DiskHistory()
-    with history.recorded(), Profiler(make_writer(writer, folder / "t.json"), rank=0, flush_interval=3600) as profiler:
+    path = folder / "t.json"
+    with disk_history() as states, Profiler(in_process_writer(path), rank=0, flush_interval=3600) as profiler:
         for number in range(6):
             for inner in range(number):
                 with profiler.marker("outer"), profiler.marker("inner"):
@@ -108,7 +106,7 @@ def recorded_history(folder: Path, writer: str) -> DiskHistory:
             with profiler.marker("across a flush"):
                 profiler.flush()
             profiler.step(samples=1)
-    return history
+    return states
 
 
 def whole_records(content: bytes) -> int:
@@ -124,22 +122,20 @@ def whole_records(content: bytes) -> int:
     return count
 
 
-@writers("object at close", "tears records")
-def test_recovery_gets_every_record_before_the_tear(tmp_path: Path, writer: str) -> None:
-    with bites(writer):
-        history = recorded_history(tmp_path, writer)
-        assert len(history.states) >= 8
-        torn, output = tmp_path / "torn.json", tmp_path / "recovered.json"
-        written = 0  # records of the writes before; all of them are in the file, whatever becomes of the next
-        for state in history.states:
-            for how, content in state.outcomes():
-                torn.write_bytes(content)
-                at_least = max(whole_records(content), written)
-                try:
-                    report = recover_trace(torn, output, overwrite=True)
-                except TraceFormatError:
-                    assert at_least == 0, (how, state.at)
-                else:
-                    assert report.events >= at_least, (how, state.at, report)
-            written += state.data.count(b'"ph":')
-        assert written > 50
+def test_recovery_gets_every_record_before_the_tear(tmp_path: Path) -> None:
+    states = recorded_history(tmp_path)
+    assert len(states) >= 8
+    torn, output = tmp_path / "torn.json", tmp_path / "recovered.json"
+    written = 0  # records of the writes before; all of them are in the file, whatever becomes of the next
+    for state in states:
+        for how, content in state.outcomes():
+            torn.write_bytes(content)
+            at_least = max(whole_records(content), written)
+            try:
+                report = recover_trace(torn, output, overwrite=True)
+            except TraceFormatError:
+                assert at_least == 0, (how, state.at)
+            else:
+                assert report.events >= at_least, (how, state.at, report)
+        written += state.data.count(b'"ph":')
+    assert written > 50

@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, bites, in_the_long_run, read_trace
-from tests.faults.processes import ROOT
-from tests.faults.tally import Tally
+from tests.faults import Tally, processes, read_trace
 from tests.faults.test_kills import ROUNDING_NS
 from tracekit.merge import merge_traces
 
@@ -32,9 +29,9 @@ import torch, tracekit
 import torch.utils.data._utils
 import tracekit.recording.profiler
 from torch.utils.data import DataLoader, Dataset
-from tests.faults.bad_writers import make_writer
 from tests.faults.child import note_deliveries
 from tests.faults.tally import Tally
+from tests.faults.writers import make_writer
 from tracekit.recording.profiler import active_profiler
 
 class Items(Dataset):
@@ -103,45 +100,35 @@ if __name__ == "__main__":
 """
 
 
-def train(folder: Path, method: str, workers: int, ways: list[str], writer: str = GOOD) -> None:
+def train(folder: Path, method: str, workers: int, ways: list[str]) -> None:
     """Run it, and check what it says. A worker that does not end by itself is terminated, and loses what it has not flushed."""
     script = folder / "train.py"
     script.write_text(TRAIN)
     few_cores = "ignore:This DataLoader will create"
-    process = subprocess.Popen(
-        [sys.executable, "-W", "default", "-W", few_cores, str(script), method, str(workers), writer, *ways],
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-W", few_cores, script, method, str(workers), processes.writer, *ways],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(processes.ROOT)},
+        capture_output=True,
         text=True,
+        check=False,
     )
-    with process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said = process.stdout.readline()
-        errors = process.stderr.read()
-        assert said == "ending\n", errors
-    assert "a worker hangs" not in errors
-    assert process.returncode == (1 if "exception" in ways else 0), errors
+    assert done.stdout == "ending\n", done.stderr
+    assert "a worker hangs" not in done.stderr
+    assert done.returncode == (1 if "exception" in ways else 0), done.stderr
     if "exception" in ways:
-        assert errors.endswith("RuntimeError: mine\n")
-        assert errors.count("Traceback") == 1
+        assert done.stderr.endswith("RuntimeError: mine\n")
+        assert done.stderr.count("Traceback") == 1
+        assert "tracekit:" not in done.stderr
+        assert "Warning" not in done.stderr
     else:
-        assert errors == ""
-    assert "tracekit:" not in errors
-    assert "Warning" not in errors
-
-
-def workers_of(folder: Path) -> dict[int, Path]:
-    """Return the traces of the workers by pid."""
-    return {int(path.stem.rpartition("-")[2]): path for path in folder.glob("t-worker*.json")}
+        assert done.stderr == ""
 
 
 def assert_nothing_is_lost(folder: Path, workers: int, *, may_be_killed: int) -> None:
     """Assert that the trace of each worker holds every item; of so many killed ones, every item that was delivered."""
     killed = 0
-    traces = workers_of(folder)
+    traces = {int(path.stem.rpartition("-")[2]): path for path in folder.glob("t-worker*.json")}
     noted = {int(path.name.partition("-")[2]): len(path.read_text().splitlines()) for path in folder.glob("items-*")}
     assert len(noted) == workers
     assert traces.keys() == noted.keys()
@@ -167,10 +154,7 @@ def assert_merges(folder: Path, engine: Engine, generations: dict[str, int]) -> 
         assert trace.rows("select count(*) from slice") == [(slices,)]
         shown = trace.rows("select pid, name from process where name is not null and pid > 0 order by name")
         assert sorted(pid for pid, _ in shown) == list(range(1, 1 + len(shown)))
-        assert dict(Counter(name for _, name in shown)) == generations
-        assert [name for _, name in shown] == sorted(generations, key=lambda name: (len(name), name))[:1] + [
-            name for name in sorted(generations)[1:] for _ in range(generations[name])
-        ]
+        assert [name for _, name in shown] == [name for name in sorted(generations) for _ in range(generations[name])]
         fetches = trace.rows(
             "select distinct process.name from slice join thread_track on thread_track.id = track_id "
             "join thread using (utid) join process using (upid) where slice.name in ('fetch', 'item') order by 1"
@@ -178,37 +162,28 @@ def assert_merges(folder: Path, engine: Engine, generations: dict[str, int]) -> 
         assert [name for (name,) in fetches] == sorted(generations)[1:]
 
 
-@pytest.mark.parametrize("writer", [GOOD, in_the_long_run("never flushes"), in_the_long_run("python buffer")])
-def test_forked_workers_record_whatever_becomes_of_them(tmp_path: Path, engine: Engine, writer: str) -> None:
-    ways = ["exhaust", "own loop", "break", "persistent", "exception"] if writer == GOOD else ["exception"]
-    workers = 4 if writer == GOOD else 2
-    with bites(writer):
-        train(tmp_path, "fork", workers, ways, writer)
-        # The workers of an iterator that is still open at the end of the main process are killed.
-        still_open = {"persistent", "exception"} & set(ways)
-        assert_nothing_is_lost(tmp_path, workers * len(ways), may_be_killed=workers * len(still_open))
-        assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(workers)}})
-        # The user's own function was called, in each worker of the two loaders that had one.
-        own = sorted(int(path.read_text()) for path in tmp_path.glob("own-*"))
-        assert own == sorted([*range(workers)] * 2)
-
-
-IN_ORDER = ["own loop", "break"]
-WITH_MAIN = ["exhaust", "persistent", "exception"]
+ALL_WAYS = ["exhaust", "own loop", "break", "persistent", "exception"]
 
 
 @pytest.mark.parametrize(
-    ("method", "ways"),
+    ("method", "workers", "ways"),
     [
-        pytest.param("spawn", IN_ORDER, id="spawn, ends in order", marks=pytest.mark.slow),
-        pytest.param("spawn", WITH_MAIN, id="spawn, ends with main", marks=pytest.mark.slow),
-        pytest.param("forkserver", IN_ORDER, id="forkserver, ends in order", marks=pytest.mark.slow),
-        pytest.param("forkserver", WITH_MAIN, id="forkserver, ends with main", marks=pytest.mark.slow),
+        pytest.param("fork", 4, ALL_WAYS, id="fork"),
+        *(
+            pytest.param(method, 2, ways, id=f"{method}, {how}", marks=pytest.mark.slow)
+            for method in ("spawn", "forkserver")
+            for how, ways in (("ends in order", ["own loop", "break"]), ("ends with main", ["exhaust", *ALL_WAYS[3:]]))
+        ),
     ],
 )
-def test_started_workers_record_whatever_becomes_of_them(
-    tmp_path: Path, engine: Engine, method: str, ways: list[str]
+def test_workers_record_whatever_becomes_of_them(
+    tmp_path: Path, engine: Engine, method: str, workers: int, ways: list[str]
 ) -> None:
-    train(tmp_path, method, 2, ways)
-    assert_nothing_is_lost(tmp_path, 2 * len(ways), may_be_killed=2 * len({"persistent", "exception"} & set(ways)))
-    assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(2)}})
+    train(tmp_path, method, workers, ways)
+    # The workers of an iterator that is still open at the end of the main process are killed.
+    still_open = {"persistent", "exception"} & set(ways)
+    assert_nothing_is_lost(tmp_path, workers * len(ways), may_be_killed=workers * len(still_open))
+    assert_merges(tmp_path, engine, {"rank 0": 1, **{f"rank 0 · worker {n}": len(ways) for n in range(workers)}})
+    # The user's own function was called, in each worker of the two loaders that have one.
+    own = sorted(int(path.read_text()) for path in tmp_path.glob("own-*"))
+    assert own == sorted([*range(workers)] * len({"exhaust", "own loop"} & set(ways)))

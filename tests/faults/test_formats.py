@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from tests.faults import opens, read_trace
+from tests.faults import opened, opens, read_trace
 from tracekit import JSONTraceHandler, merge_traces, recover_trace, validate_trace
 from tracekit.formats.rank_trace import FORMAT_VERSION
 from tracekit.testing import record_sample
@@ -63,7 +63,7 @@ def test_older_files_that_were_cut_are_recovered(tmp_path: Path, engine: Engine,
     report = recover_trace(path, tmp_path / "t.json")
     assert report.complete
     assert [slice_.name for slice_ in report.open_slices] == ["epoch", "forward"]
-    opens(engine, read_trace(tmp_path / "t.json"))
+    opened(engine, tmp_path / "t.json")
 
 
 def of_the_future(path: Path) -> bytes:
@@ -88,10 +88,10 @@ def test_what_a_newer_version_adds_is_passed_over(tmp_path: Path, engine: Engine
     now, later = tmp_path / "now.json", tmp_path / "later.json"
     record_sample(JSONTraceHandler(now))
     later.write_bytes(of_the_future(now))
-    opens(engine, read_trace(later))
+    opened(engine, later)
     assert recover_trace(later, tmp_path / "not needed.json").whole
     assert counts(merged(tmp_path, later)["traceEvents"]) == counts(merged(tmp_path, now)["traceEvents"]) == EVENTS
     (tmp_path / "cut.json").write_bytes(later.read_bytes()[:-500])
     report = recover_trace(tmp_path / "cut.json", tmp_path / "recovered.json")
     assert report.complete
-    opens(engine, read_trace(tmp_path / "recovered.json"))
+    opened(engine, tmp_path / "recovered.json")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults import Child, left_in, opens, read_trace
+from tests.faults import Child, opened, read_trace
+from tests.faults.points import AtPoint
 from tracekit import JSONTraceHandler, Profiler
 from tracekit.testing import FakeClock
 
@@ -66,72 +66,49 @@ INTERRUPTED = """
 """
 
 
-def interrupt_at_random(folder: Path, engine: Engine, interrupts: int, interval: float = 0.2) -> None:
-    with Child(INTERRUPTED.format(interrupts=interrupts, interval=interval), folder) as child:
-        assert child.end() == 0, child.errors
-        assert "Error" not in child.errors
-        swallowed, raised = child.tally[2], child.tally[3]
-    assert (swallowed, raised) == (0, interrupts)
-    remains = left_in(folder)
-    opens(engine, remains)
-    assert remains.values("n", "n") == list(range(100))
-    assert remains.count("XE", "after") == 100  # one that is open at a cut is a B and an E
-    # Inside each of the 100 stand exactly one of the others: what was interrupted before takes nothing from them.
-    first = min(event["ts"] for event in remains.of("XB", "after"))
-    last = max(event["ts"] + event.get("dur", 0) for event in remains.of("XE", "after"))
-    for name in ("work", "outer"):
-        later = [event for event in remains.of("XE", name) if event["ts"] >= first]
-        assert len(later) == 100
-        assert all(event["ts"] + event.get("dur", 0) <= last for event in later)
-    assert len(remains.open_slices()) <= interrupts
-
-
+@pytest.mark.parametrize(
+    ("interval", "processes"),
+    [
+        (0.2, 1),
+        (0.005, 1),  # the writer is late again and again, and the interrupted thread writes itself
+        # Several: what was interrupted stays open to the end, and Perfetto draws 512 slices inside of each other.
+        pytest.param(0.2, 25, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupt_at_any_point_is_not_swallowed_and_the_marker_works_afterwards(
-    tmp_path: Path, engine: Engine
+    tmp_path: Path, engine: Engine, interval: float, processes: int
 ) -> None:
-    interrupt_at_random(tmp_path, engine, 500)
-
-
-def test_an_interrupt_of_a_thread_that_does_the_work_of_the_writer_takes_nothing_with_it(
-    tmp_path: Path, engine: Engine
-) -> None:
-    """With so short an interval the writer is late again and again, and the interrupted thread writes itself."""
-    interrupt_at_random(tmp_path, engine, 500, interval=0.005)
-
-
-@pytest.mark.slow
-def test_10000_interrupts(tmp_path: Path, engine: Engine) -> None:
-    """In several processes: what was interrupted stays open to the end, and Perfetto draws 512 slices inside of each other."""
-    for number in range(25):
+    for number in range(processes):
         folder = tmp_path / str(number)
         folder.mkdir()
-        interrupt_at_random(folder, engine, 400)
+        with Child(INTERRUPTED.format(interrupts=400, interval=interval), folder) as child:
+            assert child.end() == 0, child.errors
+            assert "Error" not in child.errors
+            swallowed, raised = child.tally[2], child.tally[3]
+        assert (swallowed, raised) == (0, 400)
+        remains = opened(engine, folder)
+        assert remains.values("n", "n") == list(range(100))
+        assert remains.count("XE", "after") == 100  # one that is open at a cut is a B and an E
+        # Inside each of the 100 stand exactly one of the others: what was interrupted before takes nothing from them.
+        first = min(event["ts"] for event in remains.of("XB", "after"))
+        last = max(event["ts"] + event.get("dur", 0) for event in remains.of("XE", "after"))
+        for name in ("work", "outer"):
+            later = [event for event in remains.of("XE", name) if event["ts"] >= first]
+            assert len(later) == 100
+            assert all(event["ts"] + event.get("dur", 0) <= last for event in later)
+        assert len(remains.open_slices()) <= 400
 
 
-class Interruption:
-    """Raises KeyboardInterrupt where a signal may: at the start of the n-th function that Python calls, or after a call."""
+def interrupted(number: int, work: Callable[[], None]) -> bool:
+    """Do some work, raise KeyboardInterrupt where a signal may, at the n-th point, and return whether that was reached."""
 
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self.raised = False
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    def __call__(self, frame: Any, event: str, argument: object) -> None:
-        if "tracekit" not in frame.f_code.co_filename or event == "c_call":
-            return
-        self.left -= 1
-        if self.left < 0 and not self.raised:
-            self.raised = True
-            raise KeyboardInterrupt
-
-    def strike(self, work: Callable[[], None]) -> bool:
-        """Do some work, and return whether it was interrupted."""
-        sys.setprofile(self)
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                work()
-        finally:
-            sys.setprofile(None)
-        return self.raised
+    point = AtPoint(number, interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        point.during(work)
+    return point.has_come
 
 
 def flat(marker: Marker) -> None:
@@ -147,11 +124,6 @@ def recursive(marker: Marker) -> None:
 def failing(marker: Marker) -> None:
     with contextlib.suppress(ValueError), marker:
         raise ValueError
-
-
-def in_threads(marker: Marker) -> None:
-    with marker:
-        pass
 
 
 @pytest.fixture
@@ -171,10 +143,10 @@ def recording(path: Path, core: bool) -> Iterator[Profiler]:
         yield profiler
 
 
-def interrupt_at_each_point(profiler: Profiler, work: Callable[[Marker], None]) -> int:
+def interrupt_at_each_point(profiler: Profiler, work: Callable[[Marker], None], shared: bool) -> int:
     """Interrupt some work with a marker at each point, each time inside a slice of another; return at how many."""
     outer, marker, after = map(profiler.marker, ("outer", "inner", "after"))
-    if work is in_threads:
+    if shared:
         with marker:  # a second thread makes it one that is shared
             thread = threading.Thread(target=flat, args=(marker,))
             thread.start()
@@ -184,7 +156,7 @@ def interrupt_at_each_point(profiler: Profiler, work: Callable[[Marker], None]) 
         buffer.look_after = lambda _: None
         buffer.due_ns = 0 if number % 2 else 1 << 62  # the writer is late, or is not
         with outer:
-            is_interrupted = Interruption(number // 4).strike(lambda: work(marker))
+            is_interrupted = interrupted(number // 4, lambda: work(marker))
             if number & 2:
                 assert profiler.flush()  # writes the starts of open slices
         with after, marker:
@@ -208,18 +180,17 @@ def assert_nested(remains: Remains) -> None:
 
 @pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("core", [True, False])
-@pytest.mark.parametrize("work", [flat, recursive, failing, in_threads])
+@pytest.mark.parametrize(("work", "shared"), [(flat, False), (recursive, False), (failing, False), (flat, True)])
 def test_a_slice_whose_with_was_interrupted_ends_with_what_is_around_it(
-    tmp_path: Path, engine: Engine, work: Callable[[Marker], None], core: bool
+    tmp_path: Path, engine: Engine, work: Callable[[Marker], None], shared: bool, core: bool
 ) -> None:
     path = tmp_path / "t.json"
     with recording(path, core) as profiler:
-        times = interrupt_at_each_point(profiler, work)
+        times = interrupt_at_each_point(profiler, work, shared)
         assert profiler.flush()
         assert profiler._attached.open_slices() == []
         assert profiler.marker("inner")._contended == 0
-    remains = read_trace(path)
-    opens(engine, remains)
+    remains = opened(engine, path)
     assert remains.open_slices() == []
     assert remains.count("XE", "after") == times + 1
     assert remains.count("XE", "outer") == times + 1
@@ -260,7 +231,7 @@ def test_a_slice_that_was_left_with_nothing_around_it_takes_nothing_from_the_nex
     path = tmp_path / "t.json"
     with recording(path, core=False) as profiler:
         cell = profiler.marker("cell")
-        assert Interruption(2).strike(lambda: flat(cell))
+        assert interrupted(2, lambda: flat(cell))
         for _ in range(3):
             with cell, profiler.marker("inner"):
                 pass

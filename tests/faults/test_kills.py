@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, Child, Tally, bites, in_the_long_run, left_in, opens, wait_until, writers
-from tests.faults.processes import PATIENCE_S
+from tests.faults import Child, Tally, opened, processes, wait_until
 from tracekit import MemoryTraceHandler, Profiler
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 DELIVERIES = 4
 """A test waits for this many: the second may be the first one with events."""
 ROUNDING_NS = 1_000
-RATES = (1_000, 20_000, 200_000)
-"""Events per second."""
-KILLS, SLOW_KILLS = 2, 25
 
 EMIT = """
     profiler = record({path!r})
@@ -37,10 +33,10 @@ EMIT = """
 """
 
 
-def wait_for_deliveries(child: Child, writer: str = GOOD, more: int = DELIVERIES) -> None:
-    """Wait until the writer has delivered a few more times, without being asked; a bad one is not waited for as long."""
-    enough = child.tally[Tally.DELIVERIES] + more
-    wait_until(lambda: child.tally[Tally.DELIVERIES] >= enough, PATIENCE_S if writer == GOOD else 2)
+def wait_for_deliveries(child: Child) -> None:
+    """Wait until the writer has delivered a few more times, without being asked."""
+    enough = child.tally[Tally.DELIVERIES] + DELIVERIES
+    wait_until(lambda: child.tally[Tally.DELIVERIES] >= enough)
 
 
 def assert_all_delivered_is_there(remains: Remains, tally: Tally) -> None:
@@ -61,39 +57,21 @@ def test_the_writer_delivers_several_times_in_each_flush_interval() -> None:
         assert writer._next_pause_s() <= 0.05
 
 
-def kill_while_recording(folder: Path, engine: Engine, rate: int, writer: str, number: int) -> None:
-    folder.mkdir()
-    path = ("t.json", "t.json.gz")[number % 2]
-    with Child(EMIT.format(path=path, rate=rate), folder, writer=writer) as child:
-        child.hear("recording")
-        wait_for_deliveries(child, writer)
-        # The moment is random, and has to be: a kill may do harm at no step of a delivery.
-        time.sleep(random.uniform(0.0, 0.1))
-        child.kill()
-        remains = left_in(folder)
-        opens(engine, remains)
-        assert remains.count("XB") > 0
-        assert_all_delivered_is_there(remains, child.tally)
-
-
-@pytest.mark.parametrize(
-    ("writer", "rate"),
-    [
-        *((GOOD, rate) for rate in RATES),
-        *(in_the_long_run(bad, 20_000) for bad in ("never flushes", "object at close", "object form")),
-    ],
-)
-def test_a_kill_at_any_time_loses_little(tmp_path: Path, engine: Engine, writer: str, rate: int) -> None:
-    with bites(writer):
-        for number in range(KILLS):
-            kill_while_recording(tmp_path / str(number), engine, rate, writer, number)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", RATES)
-def test_many_kills_lose_little(tmp_path: Path, engine: Engine, rate: int) -> None:
-    for number in range(SLOW_KILLS):
-        kill_while_recording(tmp_path / str(number), engine, rate, GOOD, number)
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rate", [1_000, 20_000, 200_000])
+def test_a_kill_at_any_time_loses_little(tmp_path: Path, engine: Engine, rate: int, kills: int) -> None:
+    for number in range(kills):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with Child(EMIT.format(path=("t.json", "t.json.gz")[number % 2], rate=rate), folder) as child:
+            child.hear("recording")
+            wait_for_deliveries(child)
+            # The moment is random, and has to be: a kill may do harm at no step of a delivery.
+            time.sleep(random.uniform(0.0, 0.1))
+            child.kill()
+            remains = opened(engine, folder)
+            assert remains.count("XB") > 0
+            assert_all_delivered_is_there(remains, child.tally)
 
 
 DEATHS = {
@@ -105,35 +83,26 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("writer", "death"),
-    [
-        *((GOOD, death) for death in DEATHS),
-        *(in_the_long_run(bad, "os._exit") for bad in ("never flushes", "object at close")),
-    ],
-)
-def test_other_sudden_ends_lose_as_little(tmp_path: Path, engine: Engine, writer: str, death: str) -> None:
+@pytest.mark.parametrize("death", DEATHS)
+def test_other_sudden_ends_lose_as_little(tmp_path: Path, engine: Engine, death: str) -> None:
     how, exit_code = DEATHS[death]
     program = f"""
         import resource
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         profiler = record()
         profiler.marker("open").start()
-        {"profiler.flush()" if writer == GOOD else ""}
-        emit_at(profiler, 20_000, deliveries={DELIVERIES}, seconds={PATIENCE_S if writer == GOOD else 1})
+        emit_at(profiler, 20_000, deliveries={DELIVERIES}, seconds={processes.PATIENCE_S / 2})
         {how}
     """
-    with bites(writer), Child(program, tmp_path, writer=writer) as child:
+    with Child(program, tmp_path) as child:
         assert child.end() == exit_code, child.errors
-        remains = left_in(tmp_path)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         assert_all_delivered_is_there(remains, child.tally)
         # The last cut may have come in the midst of one of the others.
         assert [name for name in remains.open_slices() if name != "work"] == ["open"]
 
 
-@writers("only whole slices")
-def test_a_marker_around_a_hang_is_in_the_file(tmp_path: Path, engine: Engine, writer: str) -> None:
+def test_a_marker_around_a_hang_is_in_the_file(tmp_path: Path, engine: Engine) -> None:
     """A hang that lets other threads run, such as a collective that waits for a rank that is gone."""
     program = """
         profiler = record()
@@ -141,12 +110,10 @@ def test_a_marker_around_a_hang_is_in_the_file(tmp_path: Path, engine: Engine, w
             say("hanging")
             time.sleep(600)
     """
-    with bites(writer), Child(program, tmp_path, writer=writer) as child:
+    with Child(program, tmp_path) as child:
         child.hear("hanging")
         trace = tmp_path / "t.json"
-        # A bad writer is given two seconds.
-        wait_until(lambda: b'"all_reduce"' in trace.read_bytes(), PATIENCE_S if writer == GOOD else 2)
+        wait_until(lambda: b'"all_reduce"' in trace.read_bytes())
         child.kill()
-        remains = left_in(tmp_path)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         assert remains.open_slices() == ["outer", "all_reduce"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.faults import Child, left_in, opens
+from tests.faults import Child, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,7 @@ def test_recording_goes_on_when_memory_runs_out(tmp_path: Path, engine: Engine) 
         assert child.end() == 0, child.errors
         print(child.errors[-3000:], child.hear(""))
         assert child.tally[2] == 0, "a marker raised MemoryError into user code"
-        remains = left_in(tmp_path)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         summary = remains.summary
         assert summary is not None
         # A slice that was open when the writer looked, and whose end found no memory, is in the file and counted, too.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.bad_traces import rank_trace, slice_
-from tests.faults.processes import ROOT
+from tests.scripts import run_script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,16 +27,9 @@ print(report.complete, sum(report.events_in.values()), report.overlaps_moved, pe
 """
 
 
-def merge(*arguments: str, files: int = 256) -> tuple[int, int, int]:
+def merge(folder: Path, output: str, *inputs: Path, files: int = 256) -> tuple[int, int, int]:
     """Merge in a process of its own; returns the events, the slices that moved, and the most memory it took, in KiB."""
-    done = subprocess.run(
-        [sys.executable, "-c", MERGE, str(files), *arguments],
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_script(folder, "-c", MERGE, str(files), folder / output, *inputs)
     assert done.stderr == ""
     complete, events, moved, kib = done.stdout.split()
     assert complete == "True"
@@ -86,9 +78,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, most_steps: int) ->
         # Markers on the same thread.
         lines = (slice_(100 * n + 1_000_000, 95, "step", tid=5) for n in range(steps))
         (tmp_path / "rank1.json").write_bytes(rank_trace(*lines, rank=1, pid=5))
-        events, found, kib = merge(
-            str(tmp_path / "out.json"), str(tmp_path / "torch.json"), str(tmp_path / "rank1.json")
-        )
+        events, found, kib = merge(tmp_path, "out.json", tmp_path / "torch.json", tmp_path / "rank1.json")
         assert events == 9 * steps + 1
         assert found == moved
         taken.append(kib)
@@ -103,6 +93,6 @@ def test_open_files_do_not_grow_with_the_number_of_inputs(tmp_path: Path) -> Non
         # Enough slices that some are kept in files.
         lines = (slice_(10 * n, 15, "s") for n in range(1, 4 if rank else 2000))
         (folder / f"rank{rank}.json").write_bytes(rank_trace(*lines, rank=rank, pid=100 + rank))
-    events, moved, _ = merge(str(tmp_path / "out.json.gz"), str(folder), files=20)
+    events, moved, _ = merge(tmp_path, "out.json.gz", folder, files=20)
     assert events == 300 * 4 + 1996
     assert moved

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults import Child, bites, left_in, opens, writers
+from tests.faults import Child, left_in, opened, opens
+from tests.faults.points import AtPoint
 from tracekit import Profiler, TraceHandler
 from tracekit.testing import FakeClock
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.faults import Remains
     from tests.perfetto import Engine
     from tracekit import Marker
 
@@ -66,98 +65,79 @@ SIGNALS = """
 """
 
 
-def interrupt_everything(folder: Path, engine: Engine, writer: str, seconds: int) -> None:
-    with bites(writer), Child(SIGNALS.format(seconds=seconds), folder, writer=writer) as child:
-        assert child.end(150 + 2 * seconds) == 0, child.errors
+@pytest.mark.parametrize("seconds", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_signal_handler_that_records_2000_times_a_second(tmp_path: Path, engine: Engine, seconds: int) -> None:
+    with Child(SIGNALS.format(seconds=seconds), tmp_path) as child:
+        assert child.end(150) == 0, child.errors
         assert "Error" not in child.errors
         in_loop, in_handler, raised, new = child.tally[0], child.tally[2], child.tally[3], child.tally[4]
         assert in_handler > 100 * seconds, "the machine was too busy for the signals"
-        remains = left_in(folder)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         # Sorted, since a handler may be interrupted by the next one.
         assert sorted(remains.values("in the handler", "n")) == list(range(in_handler))
         assert remains.count("XE", "same") == in_loop + in_handler
         assert remains.count("i", "same") == new
-        assert remains.summary is not None
         assert remains.summary["slices"] == 2 * in_loop + in_handler + raised + new
         assert (remains.summary["dropped"], remains.summary["failures"]) == ({}, {})
 
 
-@writers("loses silently", "tears records")
-def test_a_signal_handler_that_records_2000_times_a_second(tmp_path: Path, engine: Engine, writer: str) -> None:
-    interrupt_everything(tmp_path, engine, writer, 1)
+FINALISERS = """
+    import gc, weakref
+
+    class Emits:
+        # Garbage that only a collection finds, and which records when it is found.
+        def __init__(self):
+            self.me = self
+            refs.append(weakref.ref(self, lambda _: count(3)))
+        def __del__(self):
+            count(2)
+
+    refs = []
+    def count(slot):
+        # Collections happen on any thread, that of the writer too.
+        with finalised:
+            pass
+        counts[slot].append(None)
+
+    def on_collection(phase, info):
+        with collections:
+            pass
+        counts[4].append(None)
+
+    counts = {slot: [] for slot in (2, 3, 4)}
+    profiler = record(flush_interval=0.005)
+    finalised, collections, work = map(profiler.marker, ("finalised", "collections", "work"))
+    gc.callbacks.append(on_collection)
+    gc.set_threshold(50, 2, 2)
+    for number in range(3000):
+        with work:
+            Emits()
+        tally[0] += 1
+        if number % 100 == 0:
+            profiler.flush()
+    deadline = time.monotonic() + 60
+    while min(len(counts[2]), len(counts[3])) < 3000 and time.monotonic() < deadline:
+        gc.collect()  # does nothing while another thread is at it
+        time.sleep(0.001)
+    gc.callbacks.remove(on_collection)
+    profiler.flush()  # what other threads were in the middle of is over
+    for slot, entries in counts.items():
+        tally[slot] = len(entries)
+    profiler.stop()
+"""
 
 
-@pytest.mark.slow
-def test_a_signal_handler_that_records_for_long(tmp_path: Path, engine: Engine) -> None:
-    interrupt_everything(tmp_path, engine, "tracekit", 4)
-
-
-def finalisers(folder: Path, writer: str, handlers: str = "") -> tuple[Remains, Child]:
-    program = f"""
-        import gc, weakref
-        from tracekit import TraceHandler
-
-        class Emits:
-            \"\"\"Garbage that only a collection finds, and which records when it is found.\"\"\"
-            def __init__(self):
-                self.me = self
-                refs.append(weakref.ref(self, lambda _: count(3)))
-            def __del__(self):
-                count(2)
-
-        refs = []
-        def count(slot):
-            # Collections happen on any thread, that of the writer too.
-            with finalised:
-                pass
-            counts[slot].append(None)
-
-        def on_collection(phase, info):
-            with collections:
-                pass
-            counts[4].append(None)
-
-        counts = {{slot: [] for slot in (2, 3, 4)}}
-        {handlers or "handler = TraceHandler()"}
-        profiler = record("t.json", handler, flush_interval=0.005)
-        finalised, collections, work = map(profiler.marker, ("finalised", "collections", "work"))
-        gc.callbacks.append(on_collection)
-        gc.set_threshold(50, 2, 2)
-        for number in range(3000):
-            with work:
-                Emits()
-            tally[0] += 1
-            if number % 100 == 0:
-                profiler.flush()
-        deadline = time.monotonic() + 60
-        while min(len(counts[2]), len(counts[3])) < 3000 and time.monotonic() < deadline:
-            gc.collect()  # does nothing while another thread is at it
-            time.sleep(0.001)
-        gc.callbacks.remove(on_collection)
-        profiler.flush()  # what other threads were in the middle of is over
-        for slot, entries in counts.items():
-            tally[slot] = len(entries)
-        profiler.stop()
-    """
-    with Child(program, folder, writer=writer) as child:
+def test_finalisers_and_gc_callbacks_record_on_any_thread(tmp_path: Path, engine: Engine) -> None:
+    with Child(FINALISERS, tmp_path) as child:
         assert child.end() == 0, child.errors
         assert "Error" not in child.errors, child.errors
-        return left_in(folder), child
-
-
-@writers("loses silently")
-def test_finalisers_and_gc_callbacks_record_on_any_thread(tmp_path: Path, engine: Engine, writer: str) -> None:
-    with bites(writer):
-        remains, child = finalisers(tmp_path, writer)
+        remains, tally = left_in(tmp_path), child.tally
         opens(engine, remains)
-        tally = child.tally
         assert tally[2] == tally[3] == 3000
         assert tally[4] > 100
         assert remains.count("XE", "work") == tally[0]
         assert remains.count("XE", "finalised") == tally[2] + tally[3]
         assert remains.count("XE", "collections") == tally[4]
-        assert remains.summary is not None
         assert (remains.summary["dropped"], remains.summary["failures"]) == ({}, {})
 
 
@@ -196,39 +176,13 @@ def test_a_handler_that_records_and_flushes_while_it_is_delivered_to(tmp_path: P
     with Child(program, tmp_path) as child:
         assert child.end() == 0, child.errors
         assert child.errors == ""
-        remains = left_in(tmp_path)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         assert child.tally[3] > 100
         assert child.tally[4] < 30e9, "a flush inside of a handler waited for itself"
         assert remains.count("XE", "work") == child.tally[0]
         assert remains.count("XE", "in the handler") == child.tally[3]
         assert remains.count("C", "n") == child.tally[5]
-        assert remains.summary is not None
         assert remains.summary["failures"] == {}
-
-
-class Disturbance:
-    """Calls a handler once, where CPython may run a signal handler or change threads: at the n-th call or return in tracekit."""
-
-    def __init__(self, number: int, handler: Callable[[], None]) -> None:
-        self._left = number
-        self._handler = handler
-        self.has_come = False
-
-    def __call__(self, frame: Any, event: str, argument: object) -> None:
-        if self.has_come or event == "c_call" or "tracekit" not in frame.f_code.co_filename:
-            return
-        self._left -= 1
-        if self._left < 0:
-            self.has_come = True
-            self._handler()
-
-    def during(self, work: Callable[[], None]) -> None:
-        sys.setprofile(self)
-        try:
-            work()
-        finally:
-            sys.setprofile(None)
 
 
 class CountNames(TraceHandler):
@@ -332,11 +286,9 @@ def count_disturbed(
                 else:
                     use(marker)
 
-            disturbance = Disturbance(len(markers) - 1, disturb)
-            disturbance.during(lambda marker=marker: work(marker))  # type: ignore[misc]
+            has_come = AtPoint(len(markers) - 1, disturb).during(lambda marker=marker: work(marker))  # type: ignore[misc]
             for thread in threads:
                 thread.join()
-            has_come = disturbance.has_come
     assert profiler.stats.dropped == {}
     assert all((marker._start, marker._contended, marker._skipped) == (0, 0, 0) for marker in markers)
     return [(handler.slices[m.name], handler.instants[m.name], handler.values[m.name]) for m in markers]
@@ -367,9 +319,7 @@ def test_a_marker_that_is_used_while_the_schedule_changes_is_asleep_only_if_noth
         attached, has_come, points = profiler._attached, True, 0
         while has_come:
             marker = profiler.marker(f"m{points}")
-            disturbance = Disturbance(points, getattr(marker, use))
-            disturbance.during(lambda: attached.pass_to(attached._action))
-            has_come = disturbance.has_come
+            has_come = AtPoint(points, getattr(marker, use)).during(lambda: attached.pass_to(attached._action))
             is_open = has_come and use == "start"
             assert len(attached.open_slices()) == is_open
             if is_open:

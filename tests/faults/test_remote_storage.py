@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from tests.faults import GOOD, Child, bites, in_the_long_run
+from tests.faults import Child, wait_until
 from tests.faults.object_store import BUCKET, FaultProxy, ObjectStore, free_port
-from tests.faults.processes import wait_until
+from tests.faults.processes import ROOT
 from tracekit.outbox.finish import finish_spool
 from tracekit.outbox.spool import Spool
 from tracekit.outbox.upload import Retry
@@ -26,12 +27,10 @@ if TYPE_CHECKING:
 
     from tests.perfetto import Engine
 
-ROOT = Path(__file__).resolve().parents[2]
-
 # What every program begins with: a profiler that writes to the storage, a segment each 20 kB. It is patient unless told.
 RECORDER = """
-import logging
-from tests.faults.bad_remote_writers import impatient, make_remote_writer
+import logging, time
+from tests.faults.writers import impatient, make_remote_writer
 from tests.faults.child import WRITER
 from tracekit import Profiler
 
@@ -47,6 +46,16 @@ def work(profiler, events):
     for _ in range(events):
         with profiler.marker("work"):
             pass
+
+def bursts(profiler, count, events=100, pause_s=0.0):
+    for _ in range(count):
+        work(profiler, events)
+        assert profiler.flush(3600.0), "nothing is delivered any more"  # it would wait for the storage for an hour
+        time.sleep(pause_s)
+
+def wait_for_fault():
+    say("started")
+    hear()
 """
 
 
@@ -63,17 +72,16 @@ def store(server: ObjectStore) -> Iterator[ObjectStore]:
     server.forget()
 
 
-def remote_writers(*bad: str) -> pytest.MarkDecorator:
-    """Run a test with tracekit's writer, and with these of `tests.faults.bad_remote_writers`."""
-    return pytest.mark.parametrize("writer", [GOOD, *map(in_the_long_run, bad)])
+def recording(program: str, folder: Path, store: ObjectStore, port: int | None = None) -> Child:
+    return Child(RECORDER + textwrap.dedent(program), folder, environment=store.environment(port))
 
 
-def recording(program: str, folder: Path, store: ObjectStore, writer: str = GOOD, port: int | None = None) -> Child:
-    return Child(RECORDER + textwrap.dedent(program), folder, writer=writer, environment=store.environment(port))
-
-
-def upload(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return command(folder, store, "upload", *arguments)
+@contextlib.contextmanager
+def behind_proxy(program: str, folder: Path, store: ObjectStore) -> Iterator[tuple[FaultProxy, Child]]:
+    """Record through a proxy, up to the moment of the fault."""
+    with FaultProxy(store.port) as proxy, recording(program, folder, store, port=proxy.port) as child:
+        child.hear("started")
+        yield proxy, child
 
 
 def command(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +93,12 @@ def command(folder: Path, store: ObjectStore, *arguments: str) -> subprocess.Com
         text=True,
         check=False,
     )
+
+
+def upload_the_rest(folder: Path, store: ObjectStore) -> None:
+    """Finish the only spool that was left, as the log says to."""
+    done = command(folder, store, "upload", str(only_spool(folder).parent))
+    assert done.returncode == 0, done.stderr
 
 
 def spools(folder: Path) -> list[Path]:
@@ -129,23 +143,19 @@ def load(engine: Engine, store: ObjectStore, folder: Path) -> None:
             assert trace.scalar("select count(*) from slice where dur >= 0") == slices(events)
 
 
-@remote_writers("uploads at close")
-def test_segments_are_uploaded_while_the_recording_goes_on(
-    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
-) -> None:
+def test_segments_are_uploaded_while_the_recording_goes_on(tmp_path: Path, store: ObjectStore, engine: Engine) -> None:
     program = """
     handler, profiler = recorder()
     with profiler:
-        work(profiler, 1000)
-        profiler.flush()
+        bursts(profiler, 1, 1000)
         say("first")
         hear()
         work(profiler, 10)
     say("end")
     """
-    with bites(writer), recording(program, tmp_path, store, writer) as child:
+    with recording(program, tmp_path, store) as child:
         child.hear("first")
-        wait_until(lambda: in_store(store) == 1000, 60 if writer == GOOD else 1)
+        wait_until(lambda: in_store(store) == 1000)
         load(engine, store, tmp_path)
         child.tell()
         child.hear("end")
@@ -158,17 +168,11 @@ def test_segments_are_uploaded_while_the_recording_goes_on(
         assert child.end() == 0
         assert spools(tmp_path) == []
         assert child.errors == ""
-    if writer == GOOD:
-        merged = command(tmp_path, store, "merge", "-o", "merged.json", "s3://bucket/run/")
-        assert (merged.returncode, merged.stderr) == (0, "")
-        with engine.load(tmp_path / "merged.json") as trace:
-            assert trace.errors() == []
-            assert trace.scalar("select count(*) from slice where name = 'work'") == 1010
-        # The index tells when one is missing.
-        store.client.delete_object(Bucket=BUCKET, Key="run/rank0-part0000.json")
-        merged = command(tmp_path, store, "merge", "-o", "merged2.json", "s3://bucket/run/")
-        assert merged.returncode == 3
-        assert "s3://bucket/run/rank0-part0000.json: is listed in the index" in merged.stdout
+    merged = command(tmp_path, store, "merge", "-o", "merged.json", "s3://bucket/run/")
+    assert (merged.returncode, merged.stderr) == (0, "")
+    with engine.load(tmp_path / "merged.json") as trace:
+        assert trace.errors() == []
+        assert trace.scalar("select count(*) from slice where name = 'work'") == 1010
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -176,8 +180,7 @@ def test_a_forked_child_uploads_segments_of_its_own_beside_its_parent(tmp_path: 
     program = """
     handler, profiler = recorder()
     with profiler:
-        work(profiler, 400)
-        profiler.flush()
+        bursts(profiler, 4)
         child = os.fork()
         if child == 0:
             with profiler.child_recording("decoder"):
@@ -198,12 +201,8 @@ def test_a_forked_child_uploads_segments_of_its_own_beside_its_parent(tmp_path: 
         assert spools(tmp_path) == []
 
 
-# ---- R1 to R4: the storage is down, dies, hangs, is slow or says no ------------------------------------------------------
-
-
-@remote_writers("uploads at close", "uploads each flush")
 def test_r1_a_storage_that_is_down_at_the_start_is_reported_soon_and_training_runs(
-    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+    tmp_path: Path, store: ObjectStore, engine: Engine
 ) -> None:
     program = """
     handler, profiler = recorder({"warm_up_s": 1.0, "first_s": 0.5}, shutdown_timeout=2.0)
@@ -213,41 +212,35 @@ def test_r1_a_storage_that_is_down_at_the_start_is_reported_soon_and_training_ru
     assert not profiler.stats.failures, profiler.stats
     say(f"kept {len(handler.kept)}")
     """
-    with bites(writer), recording(program, tmp_path, store, writer, free_port()) as child:
+    with recording(program, tmp_path, store, port=free_port()) as child:
         assert int(child.hear("kept")) == 1  # and hangs nowhere
         assert child.end() == 0
         assert "cannot be reached" in child.errors or "an upload failed" in child.errors
-        journal = only_spool(tmp_path)
-        command = child.errors.strip().rpartition("to finish it: tracekit ")[2].split()
-        assert command[0] == "upload"
-        assert (tmp_path / command[1]).samefile(journal.parent)
         assert store.keys() == []
-        done = upload(tmp_path, store, command[1], "--json")
+        done = command(
+            tmp_path, store, *child.errors.strip().rpartition("to finish it: tracekit ")[2].split(), "--json"
+        )
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout)["spools"][0]["complete"] is True
         assert in_store(store) == 1000
         load(engine, store, tmp_path)
 
 
-@remote_writers("uploads each flush")
 def test_r2_a_storage_that_dies_and_comes_back_gets_everything(
-    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
+    tmp_path: Path, store: ObjectStore, engine: Engine
 ) -> None:
     program = """
     handler, profiler = recorder({"answer_s": 1.0})
     with profiler:
-        work(profiler, 100)
-        profiler.flush()
+        bursts(profiler, 1)
         say("begun")
         hear()
-        for _ in range(5):
-            work(profiler, 300)
-            profiler.flush()
+        bursts(profiler, 5, 300)
         say("recorded while it was down")
         hear()
     say(f"failures {sum(profiler.stats.failures.values())}")
     """
-    with bites(writer), recording(program, tmp_path, store, writer) as child:
+    with recording(program, tmp_path, store) as child:
         child.hear("begun")
         store.stop()
         try:
@@ -264,69 +257,51 @@ def test_r2_a_storage_that_dies_and_comes_back_gets_everything(
         load(engine, store, tmp_path)
 
 
-@remote_writers("uploads at close")
 def test_r3_nobody_waits_for_a_storage_that_takes_everything_and_says_nothing(
-    tmp_path: Path, store: ObjectStore, writer: str
+    tmp_path: Path, store: ObjectStore
 ) -> None:
     program = """
-    import threading, time
-    handler, profiler = recorder(
-        {"answer_s": 0.5}, {"rotate_seconds": 0.05}, shutdown_timeout=2.0
-    )
+    handler, profiler = recorder({"answer_s": 0.5}, {"rotate_seconds": 0.05}, shutdown_timeout=2.0)
     profiler.start()
-    say("started")
-    hear()
-    for _ in range(10):
-        work(profiler, 100)
-        assert profiler.flush(3600.0), "nothing is delivered any more"  # it would wait for the storage for an hour
-        time.sleep(0.06)
+    wait_for_fault()
+    bursts(profiler, 10, pause_s=0.06)
     say(f"hanging {sum(thread.name == 'tracekit-upload' for thread in threading.enumerate())}")
     hear()
     profiler.stop()
     say("stopped")
     """
-    with (
-        bites(writer),
-        FaultProxy(store.port) as proxy,
-        recording(program, tmp_path, store, writer, proxy.port) as child,
-    ):
-        child.hear("started")
+    with behind_proxy(program, tmp_path, store) as (proxy, child):
         proxy.fault, before = "black hole", proxy.connections
         child.tell()
         assert int(child.hear("hanging")) <= 2
-        wait_until(lambda: proxy.connections > before + 1, 60 if writer == GOOD else 2)  # it is tried again
+        wait_until(lambda: proxy.connections > before + 1)  # it is tried again
         child.tell()
         child.hear("stopped")  # the storage says nothing for good
         assert child.end() == 0
-        journal = only_spool(tmp_path)
-        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        upload_the_rest(tmp_path, store)
         assert in_store(store) == 1000
 
 
 @pytest.mark.parametrize(
-    ("fault", "settings"),
+    "settings",
     [
-        ("none", {"delay_s": 0.3}),
-        pytest.param("none", {"bytes_per_s": 100_000}, marks=pytest.mark.slow),
-        in_the_long_run("reset", {"refusals": 4}),
-        ("refuse", {"refusals": 4, "status": 503, "code": "SlowDown"}),
-        pytest.param("refuse", {"refusals": 4, "status": 500, "code": "InternalError"}, marks=pytest.mark.slow),
+        pytest.param({"delay_s": 0.3}, id="far away"),
+        pytest.param({"bytes_per_s": 100_000}, id="thin", marks=pytest.mark.slow),
+        pytest.param({"fault": "reset", "refusals": 4}, id="RST", marks=pytest.mark.slow),
+        pytest.param({"fault": "refuse", "refusals": 4, "status": 503, "code": "SlowDown"}, id="503"),
     ],
-    ids=["far away", "thin", "RST", "503", "500"],
 )
 def test_r4_a_bad_network_delays_and_loses_nothing(
-    tmp_path: Path, store: ObjectStore, fault: str, settings: dict[str, Any]
+    tmp_path: Path, store: ObjectStore, settings: dict[str, Any]
 ) -> None:
     program = """
     handler, profiler = recorder({"answer_s": 2.0})
     with profiler:
-        say("started")
-        hear()
+        wait_for_fault()
         work(profiler, 1000)
     """
-    with FaultProxy(store.port) as proxy, recording(program, tmp_path, store, port=proxy.port) as child:
-        child.hear("started")
-        for name, value in {**settings, "fault": fault}.items():
+    with behind_proxy(program, tmp_path, store) as (proxy, child):
+        for name, value in settings.items():
             setattr(proxy, name, value)
         child.tell()
         assert child.end() == 0
@@ -335,29 +310,21 @@ def test_r4_a_bad_network_delays_and_loses_nothing(
         assert child.errors.count("tracekit: ") <= 1, child.errors  # what aiohttp says besides is not ours
 
 
-@remote_writers("streams to object")
-def test_r4_a_connection_that_is_cut_leaves_nothing_half(tmp_path: Path, store: ObjectStore, writer: str) -> None:
+def test_r4_a_connection_that_is_cut_leaves_nothing_half(tmp_path: Path, store: ObjectStore) -> None:
     program = """
     handler, profiler = recorder(shutdown_timeout=1.5)
     with profiler:
-        say("started")
-        hear()
+        wait_for_fault()
         work(profiler, 3000)
     say(f"failures {sum(profiler.stats.failures.values())}")
     """
-    with (
-        bites(writer),
-        FaultProxy(store.port) as proxy,
-        recording(program, tmp_path, store, writer, proxy.port) as child,
-    ):
-        child.hear("started")
+    with behind_proxy(program, tmp_path, store) as (proxy, child):
         proxy.cut_after = 30_000
         child.tell()
         assert int(child.hear("failures")) == 0
         assert child.end() == 0
         assert store.segments() == {}
-        journal = only_spool(tmp_path)
-        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        upload_the_rest(tmp_path, store)
         assert in_store(store) == 3000
 
 
@@ -365,26 +332,16 @@ def test_r4_a_refusal_is_reported_once_and_not_tried_for_ever(tmp_path: Path, st
     program = """
     handler, profiler = recorder({"first_s": 0.01}, {"rotate_seconds": 0.05})
     with profiler:
-        say("started")
-        hear()
-        for _ in range(10):
-            work(profiler, 100)
-            profiler.flush()
-            time.sleep(0.06)
+        wait_for_fault()
+        bursts(profiler, 10, pause_s=0.06)
     """
-    with (
-        FaultProxy(store.port) as proxy,
-        recording("import time\n" + textwrap.dedent(program), tmp_path, store, port=proxy.port) as child,
-    ):
-        child.hear("started")
+    with behind_proxy(program, tmp_path, store) as (proxy, child):
         proxy.fault, proxy.status, proxy.code = "refuse", 403, "ExpiredToken"
         child.tell()
         assert child.end() == 0
         assert proxy.connections < 10
         assert child.errors.count("the storage refuses") == 1
-        journal = only_spool(tmp_path)
-        failed = upload(tmp_path, store, str(journal.parent))
-        assert failed.returncode == 0
+        upload_the_rest(tmp_path, store)
         assert in_store(store) == 1000
 
 
@@ -422,22 +379,17 @@ def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, st
     program = """
     handler, profiler = recorder({"warm_up_s": 0.5}, {"spool_bytes": 60_000, "rotate_seconds": 0.01}, shutdown_timeout=1.0)
     with profiler:
-        for _ in range(20):
-            work(profiler, 100)
-            profiler.flush()
-            time.sleep(0.02)
+        bursts(profiler, 20, pause_s=0.02)
     dropped = profiler.stats.dropped
     assert list(dropped) == ["events of files beyond the size of the spool"], dropped
     say(f"dropped {sum(dropped.values())}")
     """
-    with recording("import time\n" + textwrap.dedent(program), tmp_path, store, port=free_port()) as child:
+    with recording(program, tmp_path, store, port=free_port()) as child:
         dropped = int(child.hear("dropped"))
         assert child.end() == 0
         assert child.errors.count("spool_bytes (60000)") == 1
-        journal = only_spool(tmp_path)
-        waiting = sum(path.stat().st_size for path in journal.parent.glob("0*.json"))
-        assert waiting <= 60_000
-        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        assert sum(path.stat().st_size for path in only_spool(tmp_path).parent.glob("0*.json")) <= 60_000
+        upload_the_rest(tmp_path, store)
         assert dropped > 0
         index = store.index()
         # One that the end of an uploaded segment cuts may have its rest in one that is missing.
@@ -451,17 +403,11 @@ def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, st
         assert states[:first] == ["uploaded"] * first
 
 
-# ---- R5 to R9: the node or the process dies, and others want the same names -----------------------------------------------
-
-
 def uploaded_rounds(store: ObjectStore) -> int:
     return sum(event["ph"] == "C" for events in store.segments().values() for event in events)
 
 
-@remote_writers("streams to object", "uploads at close")
-def test_r5_what_was_uploaded_survives_the_node(
-    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
-) -> None:
+def test_r5_what_was_uploaded_survives_the_node(tmp_path: Path, store: ObjectStore, engine: Engine) -> None:
     program = """
     handler, profiler = recorder()
     profiler.start()
@@ -471,9 +417,9 @@ def test_r5_what_was_uploaded_survives_the_node(
         say(f"n {number}")
         time.sleep(0.01)
     """
-    with bites(writer), recording("import time\n" + textwrap.dedent(program), tmp_path, store, writer) as child:
+    with recording(program, tmp_path, store) as child:
         child.hear("n 20")
-        wait_until(lambda: len(store.segments()) >= 3 and uploaded_rounds(store) >= 20, 60 if writer == GOOD else 2)
+        wait_until(lambda: len(store.segments()) >= 3 and uploaded_rounds(store) >= 20)
         child.kill()
         shutil.rmtree(tmp_path / "spool")
         segments = store.segments()
@@ -484,23 +430,18 @@ def test_r5_what_was_uploaded_survives_the_node(
         assert store.index()["complete"] is False
 
 
-@remote_writers("uploads at close")
-def test_r6_upload_finishes_what_a_killed_process_left(
-    tmp_path: Path, store: ObjectStore, engine: Engine, writer: str
-) -> None:
+def test_r6_upload_finishes_what_a_killed_process_left(tmp_path: Path, store: ObjectStore, engine: Engine) -> None:
     program = """
     handler, profiler = recorder({"warm_up_s": 0.3}, {"rotate_bytes": 5_000, "rotate_seconds": 60})
     profiler.start()
-    for _ in range(5):
-        work(profiler, 100)
-        profiler.flush()
+    bursts(profiler, 5)
     say("flushed")
     hear()
     """
-    with bites(writer), recording(program, tmp_path, store, writer, free_port()) as child:
+    with recording(program, tmp_path, store, port=free_port()) as child:
         child.hear("flushed")
         journal = only_spool(tmp_path)
-        busy = upload(tmp_path, store, str(journal.parent))
+        busy = command(tmp_path, store, "upload", str(journal.parent))
         assert busy.returncode == 3
         assert "another process uses this spool" in busy.stderr
         child.kill()
@@ -519,45 +460,34 @@ def test_r6_upload_finishes_what_a_killed_process_left(
         assert in_store(store) == 500
         load(engine, store, tmp_path)
         before = {key: store.get(key) for key in store.keys("")}
-        again = upload(tmp_path, store, str(journal.parent))
-        assert again.returncode == 0
+        upload_the_rest(tmp_path, store)
         assert {key: store.get(key) for key in store.keys("")} == before
         # As if the journal had not been written at the very end: what is there is recognised, and not uploaded anew.
         lines = journal.read_text().splitlines(keepends=True)
         for segment, (key, data) in zip(range(2), before.items(), strict=False):
             (journal.parent / f"{segment:06d}-{Path(key).name}").write_bytes(data)
         journal.write_text("".join(line for line in lines if '"deliver":0,' not in line and '"index":true' not in line))
-        assert upload(tmp_path, store, str(journal.parent)).returncode == 0
+        upload_the_rest(tmp_path, store)
         assert {key: store.get(key) for key in store.keys("")} == before
 
 
-@pytest.mark.parametrize("connection", [pytest.param("cold", marks=pytest.mark.slow), "warm"])
-def test_r7_a_process_that_ends_with_much_to_upload_does_it_or_says_how(
-    tmp_path: Path, store: ObjectStore, connection: str
-) -> None:
-    program = f"""
-    import time
-    handler, profiler = recorder(
-        {{"warm_up_s": {60.0 if connection == "warm" else 0.2}}},
-        {{"rotate_bytes": 500, "rotate_seconds": 60}}, shutdown_timeout=3.0,
-    )
+def test_r7_a_process_that_ends_with_much_to_upload_does_it_or_says_how(tmp_path: Path, store: ObjectStore) -> None:
+    program = """
+    handler, profiler = recorder({"warm_up_s": 60.0}, {"rotate_bytes": 500, "rotate_seconds": 60}, shutdown_timeout=3.0)
     profiler.start()
-    for _ in range(20):
-        work(profiler, 50)
-        profiler.flush()
+    bursts(profiler, 20, 50)
     say("recorded")
     """  # nobody stops it: the end of the interpreter does
     with FaultProxy(store.port) as proxy:
-        proxy.delay_s = 0.4 if connection == "cold" else 0.2
+        proxy.delay_s = 0.2
         with recording(program, tmp_path, store, port=proxy.port) as child:
             child.hear("recorded")
             assert child.end() == 0
             assert "Traceback" not in child.errors
             assert "thread" not in child.errors
-            left = spools(tmp_path)
-            if left:
+            if left := spools(tmp_path):
                 assert f"tracekit upload {left[0].parent.relative_to(tmp_path)}" in child.errors
-                assert upload(tmp_path, store, str(left[0].parent)).returncode == 0
+                upload_the_rest(tmp_path, store)
     assert in_store(store) == 1000
 
 
@@ -565,61 +495,51 @@ def test_r8_a_kill_during_an_upload_leaves_no_part_of_an_object(tmp_path: Path, 
     program = """
     handler, profiler = recorder(options={"rotate_bytes": 5_000, "rotate_seconds": 60})
     profiler.start()
-    say("started")
-    hear()
-    work(profiler, 100_000)  # larger than what s3fs sends in one piece otherwise
-    profiler.flush()
-    work(profiler, 1)
-    profiler.flush()
+    wait_for_fault()
+    bursts(profiler, 1, 100_000)  # larger than what s3fs sends in one piece otherwise
+    bursts(profiler, 1, 1)
     say("recorded")
     hear()
     """
-    with FaultProxy(store.port) as proxy, recording(program, tmp_path, store, port=proxy.port) as child:
-        child.hear("started")
+    with behind_proxy(program, tmp_path, store) as (proxy, child):
         proxy.bytes_per_s = 1_000_000
         connections = proxy.connections
         child.tell()
         child.hear("recorded")
-        wait_until(lambda: proxy.connections > connections or proxy.passed > 1_000_000, 100)
+        wait_until(lambda: proxy.connections > connections or proxy.passed > 1_000_000)
         child.kill()
         # Of a slow machine, a first and small one may be there; all that are there are whole.
-        slices = [event for events in store.segments().values() for event in events if event["ph"] == "X"]
-        assert len(slices) < 100_000
+        assert sum(event["ph"] == "X" for events in store.segments().values() for event in events) < 100_000
         assert store.unfinished() == []
 
 
-@remote_writers("uploads each flush")
-def test_r9_two_that_want_the_same_names_never_overwrite_each_other(
-    tmp_path: Path, store: ObjectStore, writer: str
-) -> None:
+def test_r9_two_that_want_the_same_names_never_overwrite_each_other(tmp_path: Path, store: ObjectStore) -> None:
     program = """
     handler, profiler = recorder(options={"spool": f"spool{os.getpid()}"})
     say("ready")
     hear()
     try:
         with profiler:
-            work(profiler, 100)
-            profiler.flush()
+            bursts(profiler, 1)
             say("recording")
             hear()
         say("end")
     except Exception as error:
         say(f"refused: {error}")
     """
-    with bites(writer):
-        with (
-            recording(program, tmp_path, store, writer) as first,
-            recording(program, tmp_path, store, writer) as second,
-        ):
-            for child in (first, second):
-                child.hear("ready")
-            first.tell()
-            first.hear("recording")
-            second.tell()
-            assert "exists already" in second.hear("re")
-            first.tell()
-            first.hear("end")
-        assert in_store(store) == 100
+    with (
+        recording(program, tmp_path, store) as first,
+        recording(program, tmp_path, store) as second,
+    ):
+        for child in (first, second):
+            child.hear("ready")
+        first.tell()
+        first.hear("recording")
+        second.tell()
+        assert "exists already" in second.hear("re")
+        first.tell()
+        first.hear("end")
+    assert in_store(store) == 100
 
 
 def test_r9_a_segment_whose_name_was_taken_meanwhile_takes_the_next(tmp_path: Path, store: ObjectStore) -> None:

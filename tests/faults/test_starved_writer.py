@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import Child, left_in, opens, wait_until
+from tests.faults import Child, opened, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,5 @@ def test_what_is_recorded_while_the_writer_is_starved_is_on_disk_at_once(
         child.hear("starving")
         wait_until(lambda: child.tally[2])
         child.kill()
-    remains = left_in(tmp_path)
-    opens(engine, remains)
+    remains = opened(engine, tmp_path)
     assert remains.open_slices() == ["in the hang"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tests.faults import bites, opens, read_trace, writers
-from tests.faults.bad_writers import make_writer
+from tests.faults import in_process_writer, opened
 from tracekit import Profiler, validate_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from tests.perfetto import Engine
@@ -79,55 +79,32 @@ async def many_ends(profiler: Profiler) -> Counter[str]:
     return slices
 
 
-@writers("loses silently", "one track")
-def test_a_thousand_tasks_leave_a_slice_each_however_they_end(tmp_path: Path, engine: Engine, writer: str) -> None:
+def test_a_thousand_tasks_leave_a_slice_each_however_they_end(tmp_path: Path, engine: Engine) -> None:
     path = tmp_path / "t.json"
-    with Profiler(make_writer(writer, path), rank=0, record_batches=False, flush_interval=0.02) as profiler:
+    with Profiler(in_process_writer(path), rank=0, record_batches=False, flush_interval=0.02) as profiler:
         expected = asyncio.run(many_ends(profiler))
-    with bites(writer):
-        remains = read_trace(path)
-        opens(engine, remains)
-        assert validate_trace(str(path)).counts == {}
-        found = Counter(event["name"] for event in remains.of("XB"))
-        assert found == expected
-        assert remains.open_slices() == []
-        exceptions = Counter(
-            (event["name"], exception) for event in remains.of("XE") if (exception := event["args"].get("exception"))
-        )
-        assert exceptions["raises", "LookupError"] == expected["raises"]
-        assert exceptions["cancelled", "CancelledError"] == expected["cancelled"]
-        assert exceptions["hangs in wait_for", "CancelledError"] == expected["hangs in wait_for"]
-        with engine.load(path) as trace:
-            tracks = {name for name, _, _ in trace.rows(TRACKS)}
-            assert {name.split(" · task ")[0] for name in tracks} == {"MainThread"}
-            # As many lanes as tasks that were alive at once, not one for each task that ever was.
-            assert len(tracks) <= TASKS + 1
-            assert trace.scalar("select max(depth) from slice") <= 1
+    remains = opened(engine, path)
+    assert validate_trace(str(path)).counts == {}
+    found = Counter(event["name"] for event in remains.of("XB"))
+    assert found == expected
+    assert remains.open_slices() == []
+    exceptions = Counter(
+        (event["name"], exception) for event in remains.of("XE") if (exception := event["args"].get("exception"))
+    )
+    assert exceptions["raises", "LookupError"] == expected["raises"]
+    assert exceptions["cancelled", "CancelledError"] == expected["cancelled"]
+    assert exceptions["hangs in wait_for", "CancelledError"] == expected["hangs in wait_for"]
+    with engine.load(path) as trace:
+        tracks = {name for name, _, _ in trace.rows(TRACKS)}
+        assert {name.split(" · task ")[0] for name in tracks} == {"MainThread"}
+        # As many lanes as tasks that were alive at once, not one for each task that ever was.
+        assert len(tracks) <= TASKS + 1
+        assert trace.scalar("select max(depth) from slice") <= 1
 
 
-def test_tasks_one_after_the_other_share_a_track(tmp_path: Path, engine: Engine) -> None:
+def test_generators_that_interleave_nest_on_every_track(tmp_path: Path, engine: Engine) -> None:
     path = tmp_path / "t.json"
-
-    async def main() -> None:
-        for _ in range(50):
-            await asyncio.create_task(once())
-
-    async def once() -> None:
-        async with profiler.marker("once"):
-            await asyncio.sleep(0)
-
-    with Profiler(make_writer("tracekit", path), rank=0, record_batches=False) as profiler:
-        asyncio.run(main())
-    remains = read_trace(path)
-    opens(engine, remains)
-    assert remains.count("XB", "once") == 50
-    assert len({event["tid"] for event in remains.of("XB")}) == 1
-
-
-@writers("loses silently", "one track")
-def test_generators_that_interleave_nest_on_every_track(tmp_path: Path, engine: Engine, writer: str) -> None:
-    path = tmp_path / "t.json"
-    with Profiler(make_writer(writer, path), rank=0, record_batches=False, flush_interval=0.005) as profiler:
+    with Profiler(in_process_writer(path), rank=0, record_batches=False, flush_interval=0.005) as profiler:
 
         @profiler.marker("pull")
         def pulled(count: int) -> Iterator[int]:
@@ -150,11 +127,46 @@ def test_generators_that_interleave_nest_on_every_track(tmp_path: Path, engine: 
                 assert value < 5
             pulls += 6
             del generators, alive
-    with bites(writer):
-        remains = read_trace(path)
-        opens(engine, remains)
-        assert validate_trace(str(path)).counts == {}
-        assert remains.count("XB", "pull") == pulls  # B: it was open when the events before were written
-        # A slice that cannot stay on its track to its end goes on beside it, as a second slice.
-        assert sum(remains.count("XB", f"holds {number}") for number in range(3)) >= 1000
-        assert remains.open_slices() == []
+    remains = opened(engine, path)
+    assert validate_trace(str(path)).counts == {}
+    assert remains.count("XB", "pull") == pulls  # B: it was open when the events before were written
+    # A slice that cannot stay on its track to its end goes on beside it, as a second slice.
+    assert sum(remains.count("XB", f"holds {number}") for number in range(3)) >= 1000
+    assert remains.open_slices() == []
+
+
+def test_the_slice_of_an_async_generator_ends_when_the_loop_closes_it(tmp_path: Path, engine: Engine) -> None:
+    path = tmp_path / "t.json"
+
+    async def numbers() -> AsyncIterator[int]:
+        async with profiler.marker("generator"):
+            for number in range(10):
+                yield number
+                await asyncio.sleep(0)
+
+    async def leaves_early() -> None:
+        async for number in numbers():
+            if number == 2:
+                return  # the generator is closed when it is collected, by a task of the loop's own
+
+    async def main() -> None:
+        await asyncio.gather(*(leaves_early() for _ in range(20)))
+        gc.collect()
+        profiler.flush()
+        for _ in range(3):  # the loop makes the tasks that close them
+            await asyncio.sleep(0)
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+        with profiler.marker("after"):
+            pass
+
+    with Profiler(in_process_writer(path), rank=0, record_batches=False, flush_interval=0.005) as profiler:
+        asyncio.run(main())
+    remains = opened(engine, path)
+    assert remains.count("XB", "generator") == 20
+    # All of them are open at once: one below the other on one track they would nest by chance, or not.
+    assert len({event["tid"] for event in remains.of("XB", "generator")}) == 20
+    assert remains.open_slices() == []
+    (after, *_) = remains.of("XB", "after")  # a flush may come in the midst of it
+    ends = [event["ts"] + event.get("dur", 0) for event in remains.of("XE", "generator")]
+    assert max(ends) <= after["ts"]

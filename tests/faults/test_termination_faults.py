@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import GOOD, Child, bites, in_the_long_run, left_in, opens, read_trace, wait_until, writers
+from tests.faults import Child, Remains, left_in, opened, opens, read_trace, wait_until
 from tests.faults.processes import PATIENCE_S, ROOT
 from tests.faults.test_kills import assert_all_delivered_is_there, wait_for_deliveries
 
@@ -34,48 +34,40 @@ WAYS_TO_WAIT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("writer", "waits"),
-    [(GOOD, way) for way in WAYS_TO_WAIT]
-    + [in_the_long_run(bad, "sleep") for bad in ("object form", "only whole slices", "tears records")],
-)
-def test_sigterm_with_grace_loses_nothing_and_ends_as_sigterm_does(
-    tmp_path: Path, engine: Engine, writer: str, waits: str
-) -> None:
-    with bites(writer), Child(POLITE + WAYS_TO_WAIT[waits], tmp_path, writer=writer) as child:
+@pytest.mark.parametrize("waits", WAYS_TO_WAIT)
+def test_sigterm_with_grace_loses_nothing_and_ends_as_sigterm_does(tmp_path: Path, engine: Engine, waits: str) -> None:
+    with Child(POLITE + WAYS_TO_WAIT[waits], tmp_path) as child:
         child.hear("ready")
         child.signal(signal.SIGTERM)
         assert child.end() == -signal.SIGTERM  # the grace would be an hour
         assert child.errors == ""
         remains = left_in(tmp_path)
-        assert remains.closed
-        assert remains.count("X", "work") == 2000
+        assert_complete(remains, engine, work=2000)
         assert remains.open_slices() == ["open"]
-        assert remains.summary is not None
         assert remains.summary["slices"] == 2000
-        opens(engine, remains)
 
 
-IN_A_LOOP = """
-profiler = record(flush_interval=3600.0, sigterm_grace=3600.0)
-emit_at(profiler, 20_000)
-"""
+def assert_complete(remains: Remains, engine: Engine, work: int) -> None:
+    opens(engine, remains)
+    assert (remains.count("XE", "work"), remains.closed) == (work, True)
 
 
 def test_sigterm_in_the_middle_of_recording_keeps_what_was_recorded_when_it_came(
     tmp_path: Path, engine: Engine
 ) -> None:
-    with Child(IN_A_LOOP, tmp_path) as child:
+    program = "emit_at(record(flush_interval=3600.0, sigterm_grace=3600.0), 20_000)"
+    with Child(program, tmp_path) as child:
         wait_until(lambda: child.tally[child.tally.EMITTED] >= 5000)
         before = child.tally[child.tally.EMITTED]
         child.signal(signal.SIGTERM)
         assert child.end() == -signal.SIGTERM
-        remains = left_in(tmp_path)
+        remains = opened(engine, tmp_path)
         assert remains.count("X", "work") >= before
         assert remains.closed
-        opens(engine, remains)
 
 
+HANDLER = "tracekit"
+"""Who looks for the signal; ``"python's alone"`` is the bad way."""
 STUCK = """
 import ctypes
 if os.environ["HANDLER"] == "python's alone":
@@ -105,18 +97,14 @@ with profiler.marker("hang"):
 
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="needs Linux to see that the main thread hangs")
-@pytest.mark.parametrize("handler", [GOOD, "python's alone"])
-def test_sigterm_ends_also_a_process_whose_main_thread_hangs_in_c_code(
-    tmp_path: Path, engine: Engine, handler: str
-) -> None:
-    with bites(handler), Child(STUCK, tmp_path, environment={"HANDLER": handler}) as child:
+def test_sigterm_ends_also_a_process_whose_main_thread_hangs_in_c_code(tmp_path: Path, engine: Engine) -> None:
+    with Child(STUCK, tmp_path, environment={"HANDLER": HANDLER}) as child:
         child.hear("hangs")
         child.signal(signal.SIGTERM)
-        assert child.end(PATIENCE_S if handler == GOOD else 2) == -signal.SIGTERM
-        remains = left_in(tmp_path)
-        assert remains.closed
+        assert child.end() == -signal.SIGTERM
+        remains = opened(engine, tmp_path)
         assert remains.open_slices() == ["hang"]
-        opens(engine, remains)
+        assert remains.closed
 
 
 PREVIOUS = """
@@ -185,25 +173,21 @@ def test_a_process_that_lives_on_records_on_and_gets_its_handler_back(
         opens(engine, remains)
 
 
-NESTED = """
-outer = record("outer.json", flush_interval=3600.0, sigterm_grace=3600.0)
-inner = record("inner.json", flush_interval=3600.0, sigterm_grace=3600.0)
-for profiler in (outer, inner):
-    with profiler.marker("work"):
-        pass
-say("ready")
-hear()
-"""
-
-
-def test_both_of_two_nested_recordings_are_completed(tmp_path: Path) -> None:
-    with Child(NESTED, tmp_path) as child:
+def test_both_of_two_nested_recordings_are_completed(tmp_path: Path, engine: Engine) -> None:
+    program = """
+        options = {"flush_interval": 3600.0, "sigterm_grace": 3600.0}
+        for profiler in (record("outer.json", **options), record("inner.json", **options)):
+            with profiler.marker("work"):
+                pass
+        say("ready")
+        hear()
+    """
+    with Child(program, tmp_path) as child:
         child.hear("ready")
         child.signal(signal.SIGTERM)
         assert child.end() == -signal.SIGTERM
         for name in ("outer.json", "inner.json"):
-            remains = read_trace(tmp_path / name)
-            assert (remains.count("X", "work"), remains.closed) == (1, True)
+            assert_complete(read_trace(tmp_path / name), engine, work=1)
 
 
 FORKED = """
@@ -226,13 +210,14 @@ profiler.stop()
 """
 
 
-def test_sigterm_to_a_forked_child_ends_the_child_and_is_not_taken_for_the_parent_s(tmp_path: Path) -> None:
+def test_sigterm_to_a_forked_child_ends_the_child_and_is_not_taken_for_the_parent_s(
+    tmp_path: Path, engine: Engine
+) -> None:
     with Child(FORKED, tmp_path) as child:
         assert child.hear("child") == str(-signal.SIGTERM)
         child.tell()
         assert child.end() == 0
-        remains = left_in(tmp_path)
-        assert (remains.count("X", "work"), remains.closed) == (2, True)
+        assert_complete(left_in(tmp_path), engine, work=2)
 
 
 def test_it_must_be_started_on_the_main_thread(tmp_path: Path) -> None:
@@ -253,19 +238,14 @@ def test_it_must_be_started_on_the_main_thread(tmp_path: Path) -> None:
         assert (child.end(), child.errors) == (0, "")
 
 
-# ---- without a grace period ---------------------------------------------------------------------------------------------
-
-
-@writers("never flushes", "object form")
-def test_sigterm_without_grace_loses_no_more_than_a_kill(tmp_path: Path, engine: Engine, writer: str) -> None:
+def test_sigterm_without_grace_loses_no_more_than_a_kill(tmp_path: Path, engine: Engine) -> None:
     program = "profiler = record()\nsay('ready')\nemit_at(profiler, 2_000)\n"
-    with bites(writer), Child(program, tmp_path, writer=writer) as child:
+    with Child(program, tmp_path) as child:
         child.hear("ready")
-        wait_for_deliveries(child, writer)
+        wait_for_deliveries(child)
         child.signal(signal.SIGTERM)
         assert child.end() == -signal.SIGTERM
-        remains = left_in(tmp_path)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         assert_all_delivered_is_there(remains, child.tally)
 
 
@@ -274,16 +254,11 @@ ENDS = {
     "sys.exit": ("sys.exit(3)", 3),
     "exception": ("raise RuntimeError('mine')", 1),
     "SIGINT": ("say('ready')\nhear()", -signal.SIGINT),
-    "sys.exit in a thread": (
-        "threads = in_threads(2, lambda _: sys.exit(5))\n[thread.join() for thread in threads]",
-        0,
-    ),
+    "sys.exit in a thread": ("for thread in in_threads(2, lambda _: sys.exit(5)):\n    thread.join()", 0),
     "exception in a thread": ("threading.excepthook = lambda _: None\nin_threads(1, lambda _: 1 / 0)[0].join()", 0),
 }
 
-
 RECORDS_AND_ENDS = """
-from tests.faults.child import in_threads
 profiler = record()
 def work(_):
     for _ in range(500):
@@ -294,22 +269,16 @@ for thread in in_threads(4, work):
 """
 
 
-@pytest.mark.parametrize(
-    ("writer", "how"), [*((GOOD, how) for how in ENDS), in_the_long_run("never flushes", "os._exit")]
-)
-def test_every_end_that_python_survives_loses_nothing(tmp_path: Path, engine: Engine, writer: str, how: str) -> None:
-    # No interpreter helps at the end of the bad one, which is what it would amount to without tracekit's own hook.
-    ending, exit_code = ENDS.get(how, ("os._exit(0)", 0))
-    with bites(writer), Child(RECORDS_AND_ENDS + ending + "\n", tmp_path, writer=writer) as child:
+@pytest.mark.parametrize("how", ENDS)
+def test_every_end_that_python_survives_loses_nothing(tmp_path: Path, engine: Engine, how: str) -> None:
+    ending, exit_code = ENDS[how]
+    with Child(RECORDS_AND_ENDS + ending + "\n", tmp_path) as child:
         if how == "SIGINT":
             child.hear("ready")
             child.signal(signal.SIGINT)
         assert child.end() == exit_code
-        remains = left_in(tmp_path)
-        assert remains.closed
-        assert remains.count("XB", "work") == 2000
+        assert_complete(left_in(tmp_path), engine, work=2000)
         assert "tracekit" not in child.errors
-        opens(engine, remains)
 
 
 FINALISING = """
@@ -348,10 +317,7 @@ def test_daemon_threads_that_record_to_the_very_end_hold_nothing_up_and_say_noth
         child.hear("ends")
         assert child.end() == 0  # a stop may wait for an hour
         assert child.errors == ""
-        remains = left_in(tmp_path)
-        assert remains.closed
-        assert remains.count("XB", "work") == 1000
-        opens(engine, remains)
+        assert_complete(left_in(tmp_path), engine, work=1000)
 
 
 TORCHRUN = """
@@ -385,6 +351,4 @@ def test_torchrun_that_is_terminated_leaves_complete_traces_of_every_rank(tmp_pa
         process.kill()
         process.wait()
     for rank in range(2):
-        remains = read_trace(tmp_path / f"rank{rank}.json")
-        assert (remains.count("X", "work"), remains.closed) == (1000, True)
-        opens(engine, remains)
+        assert_complete(read_trace(tmp_path / f"rank{rank}.json"), engine, work=1000)

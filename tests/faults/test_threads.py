@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.faults import Child, bites, left_in, opens, writers
+from tests.faults import Child, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,12 +36,13 @@ MANY_AT_ONCE = """
 """
 
 
-def many_at_once(folder: Path, engine: Engine, writer: str, threads: int, rounds: int) -> None:
-    with bites(writer), Child(MANY_AT_ONCE.format(threads=threads, rounds=rounds), folder, writer=writer) as child:
+@pytest.mark.parametrize("rounds", [200, pytest.param(3334, marks=pytest.mark.slow)])
+def test_100_threads_lose_nothing(tmp_path: Path, engine: Engine, rounds: int) -> None:
+    threads = 100
+    with Child(MANY_AT_ONCE.format(threads=threads, rounds=rounds), tmp_path) as child:
         tids = list(map(int, child.hear("tids ").split()))
         assert child.end() == 0, child.errors
-        remains = left_in(folder)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         slices = Counter((event["name"], event["tid"]) for event in remains.of("XB"))
         values: dict[str, list[float]] = {}
         for event in remains.of("C"):
@@ -53,19 +54,8 @@ def many_at_once(folder: Path, engine: Engine, writer: str, threads: int, rounds
             assert names.get(tid) == f"worker {number}"
             assert slices["shared", tid] == slices[f"of {number}", tid] == rounds
             assert values[f"worker {number}"] == list(range(rounds))
-        assert remains.summary is not None
         dropped = sum(remains.summary["dropped"].values())
         assert (remains.summary["slices"], dropped) == (2 * threads * rounds, 0)
-
-
-@writers("loses silently", "one track")
-def test_100_threads_lose_nothing(tmp_path: Path, engine: Engine, writer: str) -> None:
-    many_at_once(tmp_path, engine, writer, 100, 200)
-
-
-@pytest.mark.slow
-def test_100_threads_with_10000_events_each_lose_nothing(tmp_path: Path, engine: Engine) -> None:
-    many_at_once(tmp_path, engine, "tracekit", 100, 3334)
 
 
 SHORT_LIVED = """
@@ -93,11 +83,11 @@ SHORT_LIVED = """
 """
 
 
-def short_lived(folder: Path, engine: Engine, writer: str, threads: int) -> None:
-    with bites(writer), Child(SHORT_LIVED.format(threads=threads), folder, writer=writer) as child:
+@pytest.mark.parametrize("threads", [2000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_short_lived_threads_stand_on_tracks_of_their_own_ids(tmp_path: Path, engine: Engine, threads: int) -> None:
+    with Child(SHORT_LIVED.format(threads=threads), tmp_path) as child:
         assert child.end() == 0, child.errors
-        remains = left_in(folder)
-        opens(engine, remains)
+        remains = opened(engine, tmp_path)
         assert remains.count("XB", "work") == threads  # B: it was open when the writer looked
         native = [(event["name"], str(event["tid"])) for event in remains.of("i")]
         assert len(native) == threads
@@ -105,16 +95,6 @@ def short_lived(folder: Path, engine: Engine, writer: str, threads: int) -> None
         assert max(tid for event in remains.events if (tid := event["tid"])) < 1 << 31
         # What is kept for a thread that is gone is its name and a few numbers.
         assert child.tally[2] < 3 * threads, f"{child.tally[2]} KB more for {threads} threads"
-
-
-@writers("loses silently", "one track")
-def test_short_lived_threads_stand_on_tracks_of_their_own_ids(tmp_path: Path, engine: Engine, writer: str) -> None:
-    short_lived(tmp_path, engine, writer, 2000)
-
-
-@pytest.mark.slow
-def test_10000_short_lived_threads(tmp_path: Path, engine: Engine) -> None:
-    short_lived(tmp_path, engine, "tracekit", 10_000)
 
 
 def test_a_thread_pool_that_reuses_threads_has_one_track_each_with_the_name_of_the_thread(
@@ -140,8 +120,7 @@ def test_a_thread_pool_that_reuses_threads_has_one_track_each_with_the_name_of_t
     """
     with Child(program, tmp_path) as child:
         assert child.end() == 0, child.errors
-    remains = left_in(tmp_path)
-    opens(engine, remains)
+    remains = opened(engine, tmp_path)
     with engine.load(remains.path) as trace:
         rows = trace.rows(
             "select thread.name, count(*) from slice join thread_track on thread_track.id = track_id "

@@ -17,7 +17,6 @@ from tests.native import cores
 from tests.perfetto.install import UnavailableError, program
 
 FLAGS = ["-O1"]
-PLANTED = ["-include", str(cores.ROOT / "tests" / "native" / "planted_read.h")]
 VALGRIND = ["--quiet", "--xml=yes", "--leak-check=full", "--show-leak-kinds=definite", "--num-callers=40"]
 # Plugins and what tests get from conftest.py would take most of the time.
 PYTEST = ["-c", "/dev/null", "--rootdir", str(cores.ROOT), "--noconftest", "--import-mode=importlib", "-q"]
@@ -36,7 +35,7 @@ def errors(report: Path, folder: Path) -> list[str]:
     return found
 
 
-def run(tests: list[str], *, planted: bool) -> int:
+def run(tests: list[str]) -> int:
     """Build the core, run tests with it under valgrind and print what it found; returns 0, 1, or 77 if it cannot be done here."""
     compiler = cores.find_compiler()
     if compiler is None:
@@ -51,7 +50,7 @@ def run(tests: list[str], *, planted: bool) -> int:
         folder, report = Path(name).resolve(), Path(name) / "report.xml"
         try:
             for extension in cores.extensions():
-                cores.build(extension, folder, compiler, [*FLAGS, *(PLANTED if planted else [])])
+                cores.build(extension, folder, compiler, FLAGS)
         except subprocess.CalledProcessError as error:
             print(f"the core cannot be built: {error}")
             return cores.CANNOT
@@ -70,10 +69,9 @@ def main() -> int:
     """Return 0 if nothing was found, 1 if something was, 77 if it cannot be done here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", help="which tests (default: all of tests/unit/core)")
-    parser.add_argument("--planted", action="store_true", help="build with an error, to see it found")
     told = parser.parse_args()
     tests = told.tests or [str(path) for path in sorted((cores.ROOT / "tests" / "unit" / "core").glob("test_*.py"))]
-    return run(tests, planted=told.planted)
+    return run(tests)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,40 @@
+"""Who writes the traces of a fault test: tracekit, or one of the `bad_writers` where `test_biting` says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.faults import processes
+from tests.faults.bad_writers import BAD, BAD_REMOTE
+from tracekit import JSONTraceHandler, TraceHandler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["impatient", "in_process_writer", "make_remote_writer", "make_writer"]
+
+
+def make_writer(name: str, path: str | Path) -> TraceHandler:
+    """Return a handler that writes a rank trace: tracekit's own for `GOOD`, or a bad one."""
+    return JSONTraceHandler(path) if name == processes.GOOD else BAD[name](path)
+
+
+def in_process_writer(path: str | Path) -> TraceHandler:
+    """Return the writer for a test that needs no process of its own."""
+    return make_writer(processes.writer, path)
+
+
+def make_remote_writer(name: str, url: str, **options: Any) -> TraceHandler:
+    """Return a handler that writes to a remote storage: tracekit's own for `GOOD`, or a bad one."""
+    if name == processes.GOOD:
+        return JSONTraceHandler(url, **options)
+    return BAD_REMOTE[name](url.replace("{run_id}", "run"))
+
+
+def impatient(**times: float) -> None:
+    """Shorten the pauses of uploads; wait for an answer as long as a busy machine may need, or as is said."""
+    from tracekit.outbox import remote
+    from tracekit.outbox.upload import Retry
+
+    defaults = {"warm_up_s": 60.0, "answer_s": 60.0, "first_s": 0.02, "longest_s": 0.2, "index_s": 0.2}
+    remote.DEFAULT_RETRY = Retry(**{**defaults, **times})  # type: ignore[misc]
