@@ -319,3 +319,13 @@ def sure(estimate: ClockEstimate | str) -> ClockEstimate:
     """Return an estimate that was not refused."""
     assert isinstance(estimate, ClockEstimate), estimate
     return estimate
+
+
+def test_a_drift_goes_on_far_before_a_span_that_begins_at_a_knot() -> None:
+    # A file without an order begins with a late event: the span is short of the times that the map has to move.
+    line = ClockMap(((NOW, 0), (NOW + 100 * SECOND, 100_000)))
+    estimate = ClockEstimate(line, NOW, NOW + 100 * SECOND, 7_000, 0, 10)
+    path = ClockPath((Link(1, 0, estimate, Evidence.COLLECTIVES),))
+    found = path.map_for(NOW - 400_000, NOW + 50 * SECOND)
+    assert abs(found.offset_at(NOW - 20 * SECOND) + 20_000) <= 1
+    assert abs(found.offset_at(NOW + 90 * SECOND) - 90_000) <= 1

@@ -25,6 +25,10 @@ _NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
 """Names that every host may have."""
 
 
+_BEYOND_NS: Final = 1_000_000_000_000
+"""How far the outer knots of a map lie from its span: a drift between two near ones would be lost in whole nanoseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClockMap:
     """An offset as a function of time: linear between knots, and beyond them as between the last two.
@@ -56,10 +60,12 @@ class ClockMap:
         (from_ns, first), (to_ns, last) = knots[after - 1], knots[after]
         return first + (last - first) * (time_ns - from_ns) // (to_ns - from_ns)
 
-    def drift_ppm(self) -> float:
-        """Return by how many µs a second the offset grows from the first knot to the last."""
-        (from_ns, first), (to_ns, last) = self.knots[0], self.knots[-1]
-        return 0.0 if from_ns == to_ns else (last - first) / (to_ns - from_ns) * 1e6
+    def drift_ppm(self, from_ns: int | None = None, to_ns: int | None = None) -> float:
+        """Return by how many µs a second the offset grows between two times: by default the first and the last knot."""
+        from_ns = self.knots[0][0] if from_ns is None else from_ns
+        to_ns = self.knots[-1][0] if to_ns is None else to_ns
+        grown_ns = self.offset_at(to_ns) - self.offset_at(from_ns)
+        return 0.0 if from_ns == to_ns else grown_ns / (to_ns - from_ns) * 1e6
 
     def inverse(self) -> ClockMap:
         """Return the way back; to the nanosecond where this map is constant, to one more where it is not."""
@@ -138,9 +144,13 @@ class ClockPath(NamedTuple):
         return error
 
     def map_for(self, from_ns: int, to_ns: int) -> ClockMap:
-        """Return what to add to the times of a span, as one map."""
+        """Return what to add to the times of a span, as one map.
+
+        The span may be that of the first and the last event of a file without an order, so the map holds far beyond it.
+        """
         if all(link.estimate.map.is_constant for link in self.links):
             return ClockMap.constant(self.offset_at(from_ns))
+        from_ns, to_ns = from_ns - _BEYOND_NS, to_ns + _BEYOND_NS
         times = {from_ns, to_ns}
         for number, link in enumerate(self.links):
             for time_ns, _ in link.estimate.map.knots:

@@ -206,9 +206,10 @@ class _ClockDescriber:
         ]
         for number, item in enumerate(self.items):
             domain = self.domains[domain_of[number]]
-            start_ns = (item.span_ns or (0, 0))[0]
+            start_ns, end_ns = item.span_ns or (0, 0)
             offset_ns = maps[number].offset_at(start_ns)
-            found = self._of(number, domain, offset_ns, maps[number], walls[domain_of[number]])
+            drift_ppm = round(maps[number].drift_ppm(start_ns, end_ns), 6)
+            found = self._of(number, domain, offset_ns, drift_ppm, walls[domain_of[number]])
             profile = item.profile
             if profile is not None and profile.start_ns is not None and found.error_ns is not None:
                 # It uses the wall clock; the rank trace has one reading of it.
@@ -229,9 +230,8 @@ class _ClockDescriber:
                 found[item.rank] = max(found.get(item.rank, 0), error_ns)
         return found
 
-    def _of(self, number: int, domain: ClockDomain, offset_ns: int, placed: ClockMap, wall: str) -> RankClock:
+    def _of(self, number: int, domain: ClockDomain, offset_ns: int, drift_ppm: float, wall: str) -> RankClock:
         item = self.items[number]
-        drift_ppm = round(placed.drift_ppm(), 6)
 
         def clock(source: str, words: str, error_ns: int | None = None, *, aligned: bool = True) -> RankClock:
             return RankClock(item.rank, source, aligned, offset_ns, drift_ppm, error_ns, words)
