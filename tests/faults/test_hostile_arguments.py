@@ -154,3 +154,16 @@ def test_no_argument_raises_or_spoils_the_file(tmp_path: Path, engine: Engine, e
 @hypothesis.given(value=anything)
 def test_every_value_is_encoded_for_strict_readers(value: Any) -> None:
     strictly(encode_value(build(value)))
+
+
+def test_deep_cyclic_and_huge_values_are_encoded_for_strict_readers() -> None:
+    deep: Any = []
+    for _ in range(1_000_000):
+        deep = [deep]
+    cycle: Any = {}
+    cycle["me"] = [cycle]
+    huge = {str(number): number for number in range(100_000)}
+    for value in (deep, cycle, "x" * 10_000_000, ["x" * 10_000] * 1000, huge):
+        strictly(encode_value(value))
+    while deep:
+        deep = deep[0]  # freed one by one: a million levels at once would end the interpreter
