@@ -100,7 +100,9 @@ ROWS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "name", "arguments", "bad"), ROWS, ids=[f"{row[0]}-{row[1]}-{row[3][1]}-{row[3][2]}" for row in ROWS]
+    ("module", "name", "arguments", "bad"),
+    ROWS,
+    ids=[f"{module}-{name}-{bad[1]}-{getattr(bad[2], '__name__', bad[2])}" for module, name, _, bad in ROWS],
 )
 def test_a_fault_test_fails_for_a_bad_recorder(
     request: pytest.FixtureRequest,

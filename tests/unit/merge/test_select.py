@@ -69,7 +69,6 @@ def left_out(report: MergeReport) -> dict[str, int]:
         ({"min_duration": "1.5 ms"}, Selection(min_duration_ns=1_500_000)),
         ({"names": []}, Selection()),
     ],
-    ids=str,
 )
 def test_the_text_of_an_option(options: dict[str, str], expected: Selection) -> None:
     assert Selection.parse(**options) == expected
