@@ -650,7 +650,7 @@ def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
     assert min(numbers) == 0 if on_full == "drop_newest" else max(numbers) == 1999
     edges = [type(event).__name__ for event in hangs.events if event.label.name == "long"]
     assert edges == ["SliceBegin", "SliceEnd"], "a slice that was announced has its end"
-    assert caplog.text.count("does not keep up") == 1
+    assert caplog.text.count("Hangs does not keep up") == 1
 
 
 def test_of_a_batch_that_does_not_fit_only_what_does_not_fit_is_dropped() -> None:
