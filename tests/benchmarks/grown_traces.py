@@ -1,6 +1,7 @@
 """Real traces made longer: their events again and again, each time later, as a longer recording of the same program would be.
 
-Metadata stands once, at its place in the first copy; each copy begins where the one before ends. Only Kineto's layout is read.
+Metadata stands once, at its place in the first copy; each copy begins where the one before ends, with separate flows. Only
+Kineto's layout is read.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DLRM = "dlrm_8gpu/worker*.json.gz"
 GLOO = "torch_2.13_gloo/full_rank*.json.gz"
 H200 = OWN / "cuda_h200" / "torch-rank0-10.json.gz"
 _END = "\n  }"
-_TIME = re.compile(r'("ts": )(\d+)(\.\d+)?')
+_NUMBER = re.compile(r'("ts": |"id": )(\d+)(\.\d+)?')  # a time, or the number of a flow
 _SLICE = re.compile(r'("ts": )(\d+)(\.\d+)?(,\s*"dur": )(\d+)(\.\d+)?')
 _GAP_US = 1_000
 
@@ -76,17 +77,24 @@ def _parts(source: Path) -> tuple[str, list[str], str]:
 
 def _write(target: Path, head: str, events: list[str], tail: str, size_bytes: int, *, earlier_us: int = 0) -> None:
     once, again = (
-        _TIME.split(",".join(chosen)) for chosen in (events, [event for event in events if '"ph": "M"' not in event])
+        _NUMBER.split(",".join(chosen)) for chosen in (events, [event for event in events if '"ph": "M"' not in event])
     )
-    times = [int(time) for time in again[2::4]]
-    once[2::4] = [str(int(time) - earlier_us) for time in once[2::4]]
+    once[2::4] = [
+        str(int(number) - earlier_us) if key == '"ts": ' else number
+        for key, number in zip(once[1::4], once[2::4], strict=True)
+    ]
+    is_time = [key == '"ts": ' for key in again[1::4]]
+    numbers = [int(number) for number in again[2::4]]
+    times = [number for number, yes in zip(numbers, is_time, strict=True) if yes]
     step = max(times) - min(times) + _GAP_US
+    most_flows = 1 + max(number for number, yes in zip([*numbers, 0], [*is_time, False], strict=True) if not yes)
     with target.open("x", encoding="utf-8") as file:
         file.write(head + "".join(piece or "" for piece in once))
         copies = 0
         while file.tell() < size_bytes - len(tail):
             copies += 1
-            again[2::4] = [str(time + copies * step - earlier_us) for time in times]
+            later, more = copies * step - earlier_us, copies * most_flows
+            again[2::4] = [str(number + (later if yes else more)) for number, yes in zip(numbers, is_time, strict=True)]
             file.write("," + "".join(piece or "" for piece in again))
         file.write(tail)
 
