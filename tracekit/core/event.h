@@ -19,7 +19,7 @@ enum id_kind { ID_ODD, ID_DIRECT, ID_NUMBER, ID_STRING };
 #define DIRECT_IDS 5000000000u
 
 enum args_mode { KEEP_ARGS, KEEP_IDS, DROP_ARGS };
-#define MAX_KEPT_IDS 8
+#define MAX_KEPT_IDS 3 /* correlation, External id and external id */
 
 typedef struct {
     uint32_t seen;
@@ -226,9 +226,11 @@ static int leave_out_args(Reader *r, Event *e, const char *from, const char *end
     for (int i = first_edit; i < r->edit_count && r->args_mode == KEEP_IDS; i++) {
         if (r->edits[i].depth != 1)
             continue;
-        if (e->kept_id_count == MAX_KEPT_IDS)
-            return 0;
-        e->kept_ids[e->kept_id_count++] = r->edits[i];
+        int same = 0; /* as in Python, a key keeps its first place and its last value */
+        while (same < e->kept_id_count && e->kept_ids[same].key[0] != r->edits[i].key[0])
+            same++;
+        e->kept_ids[same] = r->edits[i];
+        e->kept_id_count += same == e->kept_id_count;
     }
     r->edit_count = first_edit;
     return note_edit(r, EDIT_ARGS, from, end, 0);

@@ -237,7 +237,8 @@ static const char *skip_scalar(Reader *r, const char *p)
     }
 }
 
-/* Notes the number behind a key of arguments that ties events together: see tracekit.merge.rewrite.events. */
+/* Notes the number behind a key of arguments that ties events together: see tracekit.merge.rewrite.events. Where only such
+   arguments are kept, another value is noted as an empty span: of a key that stands twice, the last value counts. */
 INLINE int note_arg_id(Reader *r, const char *key, const char *value, int depth)
 {
     if (*key == 'c' ? memcmp(key, "correlation", 11) != 0 : (*key | 32) != 'e' || memcmp(key + 1, "xternal id", 10) != 0)
@@ -246,8 +247,11 @@ INLINE int note_arg_id(Reader *r, const char *key, const char *value, int depth)
     const char *p = value, *most = value + (r->args_mode ? MAX_ID : MAX_ARG_ID);
     while (is_digit(*p) && p < most)
         number = number * 10 + (uint64_t)(*p++ - '0');
-    if (p == value || is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E')
-        return 1;
+    if (p == value || is_digit(*p) || *p == '.' || *p == 'e' || *p == 'E') {
+        if (!r->args_mode)
+            return 1;
+        p = value;
+    }
     if (r->edit_count == MOST_EDITS)
         return 0;
     r->edits[r->edit_count++] = (Edit){EDIT_ARG, {value, p}, number, key, depth};

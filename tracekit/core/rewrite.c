@@ -131,21 +131,25 @@ static int is_noted(const Rewriter *self, const Event *e)
 /* Writes the kept ids of arguments as ` , "args": {...}`, or nothing. */
 static char *write_kept_ids(const Rewriter *self, char *out, const Event *e)
 {
-    if (e->kept_id_count == 0)
-        return out;
-    memcpy(out, ",\"args\":{", 9);
-    out += 9;
+    char *const start = out;
     for (int i = 0; i < e->kept_id_count; i++) {
         const Edit *id = &e->kept_ids[i];
-        if (i)
+        if (id->span.at == id->span.end)
+            continue;
+        if (out == start) {
+            memcpy(out, ",\"args\":{", 9);
+            out += 9;
+        } else {
             *out++ = ',';
+        }
         *out++ = '"';
         memcpy(out, id->key, 11);
         memcpy(out + 11, "\":", 2);
         int moves = self->moves_arg_ids && id->span.end - id->span.at <= MAX_ARG_ID;
         out = write_number(out + 13, id->number + (moves ? (uint64_t)self->id_offset : 0));
     }
-    *out++ = '}';
+    if (out != start)
+        *out++ = '}';
     return out;
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,6 @@ from tests.merge_inputs import event, meta, torch_trace, write
 from tracekit.errors import ConfigError
 from tracekit.formats.decimal_time import is_exact, parse_us
 from tracekit.merge import merge_traces
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ARGS = {"correlation": 7, "External id": 3, "Input Dims": [[2, 3]], "stream": 7}
 OPERATORS = [
@@ -51,6 +50,23 @@ def test_merge_keeps_the_arguments_that_are_asked_for(merge: Any, args: str, ope
     assert found["taskb"] == ({"a": 1} if args == "all" else None)
     assert found["tracekit.gapi"] == {"lost_events": 2}
     assert found["lossC"] == {"value": "1.5"}  # numbers are read as texts
+
+
+@pytest.mark.usefixtures("core_or_python")
+@pytest.mark.parametrize(
+    ("twice", "kept"),
+    [
+        ('{"correlation": 5, "External id": 1, "correlation": 6}', {"correlation": 6, "External id": 1}),
+        ('{"correlation": 5, "correlation": {"correlation": 6}}', None),
+        ('{"correlation": "none", "External id": 1, "correlation": 5}', {"correlation": 5, "External id": 1}),
+    ],
+)
+def test_last_value_of_a_key_that_stands_twice_is_kept(tmp_path: Path, twice: str, kept: dict[str, int] | None) -> None:
+    (path,) = write(tmp_path, rank0(event("op", 5, args="here")))
+    Path(path).write_text(Path(path).read_text().replace('"here"', twice))
+    merge_traces(str(tmp_path / "merged.json"), [path], args="ids")
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    assert [found.get("args") for found in events if found["name"] == "op"] == [kept]
 
 
 def test_archive_leaves_arguments_out_as_well(tmp_path: Path) -> None:
