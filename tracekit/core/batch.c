@@ -75,39 +75,77 @@ static uint64_t padded(uint64_t size)
     return (size + 7) & ~UINT64_C(7);
 }
 
-/* Returns true if a column that may be NULL is NULL in all rows: then it has no place in the block. */
-static int is_empty(const Batch *batch, int column)
+/* Finds how narrow the numbers of a column can be. Returns 0 if it is NULL in all rows: then it has no place in the block. */
+static int measure(const Batch *batch, int number, BlockColumn *column)
 {
-    const ColumnSpec *spec = &batch->spec->columns[column];
-    if (!spec->is_nullable || spec->is_late)
-        return 0;
-    if (spec->kind == COLUMN_TEXT)
-        return batch->texts[column].offsets.size == 0;
-    const int64_t *values = batch->data[column];
-    for (size_t i = 0; i < batch->rows; i++)
-        if (values[i] != NO_VALUE)
-            return 0;
+    const ColumnSpec *spec = &batch->spec->columns[number];
+    const int64_t *values = batch->data[number];
+    int64_t most = NO_VALUE, before = INT64_MAX; /* before: the least one - 1, so that NO_VALUE is the greatest */
+    column->width = width_of(spec->kind);
+    if (spec->is_late || values == NULL || spec->kind == COLUMN_NUMBER)
+        return 1;
+    if (spec->kind == COLUMN_TEXT) {
+        most = (int64_t)(batch->texts[number].offsets.size / sizeof(int32_t)) - 1;
+        before = -1;
+    }
+    for (size_t i = 0; i < batch->rows && spec->kind == COLUMN_INTEGER; i++) {
+        const int64_t below = (int64_t)((uint64_t)values[i] - 1);
+        most = values[i] > most ? values[i] : most;
+        before = below < before ? below : before;
+    }
+    if (most == NO_VALUE || (spec->kind == COLUMN_TEXT && most < 0))
+        return !spec->is_nullable;
+    const uint64_t codes = (uint64_t)most - (uint64_t)before; /* one is left for NULL */
+    column->least = before + 1;
+    column->width = codes <= UINT8_MAX ? 1 : codes <= UINT16_MAX ? 2 : codes <= UINT32_MAX ? 4 : 8;
     return 1;
 }
 
-/* Lays out the current batch, and returns the size of its block. */
-static uint64_t lay_out(const Batch *batch, Block *block)
+INLINE void pack_as(char *out, const void *values, size_t rows, size_t width, int is_text, int64_t least)
+{
+    for (size_t i = 0; i < rows; i++) {
+        const int64_t value = is_text ? ((const int32_t *)values)[i] : ((const int64_t *)values)[i];
+        const uint64_t code = value == (is_text ? NO_TEXT : NO_VALUE) ? UINT64_MAX : (uint64_t)value - (uint64_t)least;
+        memcpy(out + i * width, &code, width); /* little-endian */
+    }
+}
+
+INLINE void unpack_as(void *out, const char *codes, size_t rows, size_t width, int is_text, int64_t least)
+{
+    for (size_t i = 0; i < rows; i++) {
+        uint64_t code = 0;
+        memcpy(&code, codes + i * width, width);
+        const int is_null = code == UINT64_MAX >> (64 - 8 * width);
+        if (is_text)
+            ((int32_t *)out)[i] = is_null ? NO_TEXT : (int32_t)code;
+        else
+            ((int64_t *)out)[i] = is_null ? NO_VALUE : (int64_t)(code + (uint64_t)least);
+    }
+}
+
+/* Calls one of them with constants, so that the compiler makes a loop for each. */
+#define BY_WIDTH(call, to, from, rows, column, is_text) do { \
+    if ((column)->width == 1 && (is_text)) call(to, from, rows, 1, 1, 0); \
+    else if ((column)->width == 1) call(to, from, rows, 1, 0, (column)->least); \
+    else if ((column)->width == 2 && (is_text)) call(to, from, rows, 2, 1, 0); \
+    else if ((column)->width == 2) call(to, from, rows, 2, 0, (column)->least); \
+    else if ((column)->width == 4 && (is_text)) call(to, from, rows, 4, 1, 0); \
+    else if ((column)->width == 4) call(to, from, rows, 4, 0, (column)->least); \
+    else memcpy(to, from, (rows) * 8); \
+} while (0)
+
+/* Lays out a block with these columns, whose numbers have the widths of `widths` or those of the kinds; returns its size. */
+static uint64_t lay_out(const TableSpec *spec, Block *block, int is_packed)
 {
     uint64_t at = padded(sizeof *block);
-    memset(block, 0, sizeof *block);
-    block->rows = batch->rows;
-    for (int i = 0; i < batch->spec->count; i++) {
-        const Texts *texts = &batch->texts[i];
+    for (int i = 0; i < spec->count; i++) {
         BlockColumn *column = &block->columns[i];
-        if (is_empty(batch, i))
-            continue;
-        if (batch->data[i] != NULL) {
+        const size_t width = is_packed ? column->width : width_of(spec->columns[i].kind);
+        if (column->data) {
             column->data = at;
-            at += padded(batch->rows * width_of(batch->spec->columns[i].kind));
+            at += padded(block->rows * width);
         }
-        if (batch->spec->columns[i].kind == COLUMN_TEXT || batch->spec->columns[i].kind == COLUMN_LONG_TEXT) {
-            column->texts = texts->offsets.size / sizeof(int32_t);
-            column->size = texts->bytes.size;
+        if (column->offsets) {
             column->offsets = at;
             at += padded((column->texts + 1) * sizeof(int32_t));
             column->bytes = at;
@@ -117,13 +155,34 @@ static uint64_t lay_out(const Batch *batch, Block *block)
     return block->size = at;
 }
 
+/* Describes the current batch as a block without its data. */
+static void describe(const Batch *batch, Block *block)
+{
+    memset(block, 0, sizeof *block);
+    block->rows = batch->rows;
+    for (int i = 0; i < batch->spec->count; i++) {
+        BlockColumn *column = &block->columns[i];
+        const enum column_kind kind = batch->spec->columns[i].kind;
+        if (!measure(batch, i, column))
+            continue;
+        column->data = batch->data[i] != NULL;
+        if (kind == COLUMN_TEXT || kind == COLUMN_LONG_TEXT) {
+            column->texts = batch->texts[i].offsets.size / sizeof(int32_t);
+            column->size = batch->texts[i].bytes.size;
+            column->offsets = 1;
+        }
+    }
+    lay_out(batch->spec, block, 1);
+}
+
 static void fill_block(const Batch *batch, Block *block)
 {
     for (int i = 0; i < batch->spec->count; i++) {
         const Texts *texts = &batch->texts[i];
         const BlockColumn *column = &block->columns[i];
+        const int is_text = batch->spec->columns[i].kind == COLUMN_TEXT;
         if (column->data)
-            memcpy(BLOCK_PART(block, column->data), batch->data[i], batch->rows * width_of(batch->spec->columns[i].kind));
+            BY_WIDTH(pack_as, BLOCK_PART(block, column->data), batch->data[i], batch->rows, column, is_text);
         if (!column->offsets)
             continue;
         int32_t end = (int32_t)texts->bytes.size;
@@ -133,6 +192,24 @@ static void fill_block(const Batch *batch, Block *block)
         if (column->size)
             memcpy(BLOCK_PART(block, column->bytes), texts->bytes.data, texts->bytes.size);
     }
+}
+
+/* Returns a stored block with the layout of Arrow; NULL without memory. */
+static Block *unpacked(const TableSpec *spec, const Block *stored)
+{
+    Block head = *stored, *block = tracekit_realloc(NULL, lay_out(spec, &head, 0));
+    if (block == NULL)
+        return NULL;
+    *block = head;
+    for (int i = 0; i < spec->count; i++) {
+        const BlockColumn *from = &stored->columns[i], *to = &block->columns[i];
+        if (to->data)
+            BY_WIDTH(unpack_as, (void *)BLOCK_PART(block, to->data), BLOCK_PART(stored, from->data), stored->rows, from,
+                     spec->columns[i].kind == COLUMN_TEXT);
+        if (to->offsets) /* with the texts behind them */
+            memcpy(BLOCK_PART(block, to->offsets), BLOCK_PART(stored, from->offsets), from->bytes + from->size - from->offsets);
+    }
+    return block;
 }
 
 static void clear_batch(Batch *batch)
@@ -147,9 +224,10 @@ static void clear_batch(Batch *batch)
 enum outcome store_batch(BatchTable *table, ScratchFile *scratch, int to_file, uint64_t *stored_bytes)
 {
     Block head;
-    StoredBlock stored = {.size = lay_out(&table->batch, &head)};
     if (table->batch.rows == 0)
         return DONE;
+    describe(&table->batch, &head);
+    StoredBlock stored = {.size = head.size};
     if (!reserve(&table->blocks, sizeof stored))
         return NO_MEMORY;
     if (to_file) {
@@ -185,17 +263,18 @@ Block *take_block(BatchTable *table, size_t number, ScratchFile *scratch, enum o
         return NULL;
     StoredBlock *stored = &BLOCKS(table)[number];
     Block *block = stored->block;
-    stored->block = NULL;
-    if (block != NULL)
-        return block;
     *outcome = NO_MEMORY;
-    block = tracekit_realloc(NULL, stored->size);
-    if (block == NULL)
-        return NULL;
-    *outcome = read_scratch(scratch, stored->offset, block, stored->size);
-    if (*outcome != DONE) {
-        free(block);
-        return NULL;
+    if (block == NULL) {
+        if (!reserve(&table->staging, stored->size))
+            return NULL;
+        block = (Block *)(void *)table->staging.data;
+        *outcome = read_scratch(scratch, stored->offset, block, stored->size);
+        if (*outcome != DONE)
+            return NULL;
     }
-    return block;
+    Block *taken = unpacked(table->batch.spec, block);
+    free(stored->block);
+    stored->block = NULL;
+    *outcome = taken == NULL ? NO_MEMORY : DONE;
+    return taken;
 }

@@ -1,6 +1,7 @@
 /* Rows of the event table as columns: a batch in memory, and finished batches, in memory or in a scratch file.
 
-   A finished batch is one block with the layout of Arrow: a Block, then the data of each column, each part at a multiple of 8. */
+   A finished batch is one block: a Block, then the data of each column, each part at a multiple of 8. It is stored with numbers as
+   narrow as they can be, since to move the bytes costs more than to pack them, and is taken out with the layout of Arrow. */
 
 #ifndef TRACEKIT_BATCH_H
 #define TRACEKIT_BATCH_H
@@ -43,9 +44,11 @@ typedef struct {
     Texts texts[MAX_COLUMNS];
 } Batch;
 
-/* Offsets of the parts of a column in a block, all 0 if the column is NULL in all rows; `size` is the size of all its texts. */
+/* Offsets of the parts of a column in a block, all 0 if the column is NULL in all rows; `size` is the size of all its texts. Stored
+   numbers have `width` bytes (1, 2, 4 or 8) and count from `least`; narrow ones with all bits set are NULL. */
 typedef struct {
-    uint64_t data, offsets, bytes, texts, size;
+    uint64_t data, offsets, bytes, texts, size, width;
+    int64_t least;
 } BlockColumn;
 
 typedef struct {
@@ -61,7 +64,7 @@ typedef struct {
 typedef struct {
     Batch batch;
     Buffer blocks;        /* StoredBlock */
-    Buffer staging;       /* a block that is written to the file */
+    Buffer staging;       /* a block on its way to the file, or from there */
     uint64_t rows;        /* of all blocks */
     unsigned used;        /* a bit for each column that is not NULL everywhere */
 } BatchTable;
