@@ -133,8 +133,11 @@ class Rewriter:
     def take(self) -> bytes:
         """Return the output since the last call."""
 
-    def write(self, fd: int, offset: int, /) -> None:
-        """Write the output since the last call into a file in which the output begins at an offset, instead of `take`."""
+    def write(self, fd: int, offset: int, /) -> int:
+        """Write the output since the last call into a file in which the output begins at an offset, instead of `take`.
+
+        Returns its size. The offset may be negative if the output taken before is longer. After an error, the output is kept.
+        """
 
     def metadata(self) -> bytes:
         """Return names and sort indices of processes and threads since the last call, with commas between.
@@ -156,8 +159,15 @@ class Rewriter:
     ) -> tuple[int, int, int, int]:
         """Assign lanes, as the plain `Rewriter` does; nothing can be appended any more."""
 
+    def first_patch(self) -> int:
+        """Return the position of the next patch, behind all output if there is none."""
+
     def write_patches(self, fd: int, offset: int, /) -> None:
-        """Write the remaining patches over a file in which the output begins at an offset."""
+        """Write the remaining patches over a file in which the output begins at an offset, which may be negative.
+
+        Raises:
+            ValueError: A patch comes before the file.
+        """
 
     def lay(self, text: bytes, position: int, /) -> bytes:
         """Return a stretch of the output with the patches over it. Called for one stretch after the other."""

@@ -286,6 +286,9 @@ static PyObject *Rewriter_write(PyObject *object, PyObject *args)
     long long offset;
     if (!PyArg_ParseTuple(args, "iL", &fd, &offset) || !enter(&self->busy))
         return NULL;
+    if (offset < 0 && self->taken < (uint64_t)-(offset + 1) + 1)
+        return refuse(self, PyExc_ValueError, "a position is negative");
+    const size_t size = self->out.size;
     Py_BEGIN_ALLOW_THREADS
     error = write_whole(fd, self->out.data, self->out.size, offset + (int64_t)self->taken);
     Py_END_ALLOW_THREADS
@@ -293,10 +296,10 @@ static PyObject *Rewriter_write(PyObject *object, PyObject *args)
         self->scratch.error = error;
         return fail(self, FILE_ERROR);
     }
-    self->taken += self->out.size;
+    self->taken += size;
     self->out.size = 0;
     self->busy = 0;
-    Py_RETURN_NONE;
+    return PyLong_FromSize_t(size);
 }
 
 /* ---- Reports to the caller. ---- */
@@ -496,6 +499,13 @@ static PyObject *Rewriter_finish(PyObject *object, PyObject *args)
                 : NULL;
 }
 
+static PyObject *Rewriter_first_patch(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    const Rewriter *self = (Rewriter *)object;
+    return PyLong_FromUnsignedLongLong(self->has_patch ? self->patch_at : self->taken);
+}
+
 static PyObject *Rewriter_write_patches(PyObject *object, PyObject *args)
 {
     Rewriter *self = (Rewriter *)object;
@@ -503,7 +513,7 @@ static PyObject *Rewriter_write_patches(PyObject *object, PyObject *args)
     long long offset;
     if (!PyArg_ParseTuple(args, "iL", &fd, &offset) || !enter(&self->busy))
         return NULL;
-    if (offset < 0)
+    if (self->has_patch && offset < 0 && self->patch_at < (uint64_t)-(offset + 1) + 1)
         return refuse(self, PyExc_ValueError, "a position is negative");
     enum outcome outcome = DONE;
     Py_BEGIN_ALLOW_THREADS
@@ -585,6 +595,7 @@ static PyMethodDef methods[] = {
     {"work", Rewriter_work, METH_NOARGS, "See _merge.pyi."},
     {"label", Rewriter_label, METH_VARARGS | METH_STATIC, "See _merge.pyi."},
     {"finish", Rewriter_finish, METH_VARARGS, "See _merge.pyi."},
+    {"first_patch", Rewriter_first_patch, METH_NOARGS, "See _merge.pyi."},
     {"write_patches", Rewriter_write_patches, METH_VARARGS, "See _merge.pyi."},
     {"lay", Rewriter_lay, METH_VARARGS, "See _merge.pyi."},
     {NULL, NULL, 0, NULL},

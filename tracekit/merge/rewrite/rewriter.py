@@ -119,13 +119,15 @@ class Rewriter:
         self._out.clear()
         return text
 
-    def write(self, descriptor: int, offset: int) -> None:
-        """Write the output since the last take into a file; the output begins at an offset."""
+    def write(self, descriptor: int, offset: int) -> int:
+        """Write the output since the last take into a file in which the output begins at an offset; return its size."""
         text = self.take()
-        offset += self._position - len(text)
+        size_bytes = len(text)
+        offset += self._position - size_bytes
         while text:
             size = os.pwrite(descriptor, text, offset)
             text, offset = text[size:], offset + size
+        return size_bytes
 
     def overlaps(self) -> bool:
         """Return False: before `finish`, no slices are known to overlap."""
@@ -204,8 +206,12 @@ class Rewriter:
                     self._patches.add((place, _TID_BYTES, goes))
         return moved, snapped, largest_ns
 
+    def first_patch(self) -> int:
+        """Return the position of the next patch, behind all output if there is none."""
+        return self._position if self._next is None else self._next[0]
+
     def write_patches(self, descriptor: int, offset: int) -> None:
-        """Write the remaining patches over a file; the output begins at an offset."""
+        """Write the remaining patches over a file in which the output begins at an offset, which may be negative."""
         while self._next is not None:
             position, patch = self._next
             os.pwrite(descriptor, patch, offset + position)

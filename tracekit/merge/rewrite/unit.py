@@ -1,14 +1,17 @@
 """Write a unit: its events as they come, then what only the last of them decides.
 
 Which slices must leave their tracks is known when the unit has been read. The output of a small unit is held in memory until
-then, and a plain file is patched in place. A packed or encoded output cannot be patched: a large unit that needs patches is cut
-off and rewritten, with the patches laid over its text. Encoding and packing stop as soon as that is known, usually within the
-first events. The bytes are the same whichever way was taken.
+then, and a plain file is patched in place. A packed or encoded output cannot be patched: as soon as slices are known to overlap,
+its text is put aside in a file, patched there, and packed and encoded at the end. Where that does not help, because an earlier
+event needs a patch or the disk is full, the unit is cut off and rewritten with the patches laid over its text. The bytes are the
+same whichever way was taken.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit import core
@@ -305,6 +308,60 @@ class _TextEncoder:
         return [without_final_backslash(closing())]
 
 
+class _Aside:
+    """The text of a unit from a position on, in a file until its patches are known. An error of the disk loses it."""
+
+    def __init__(self, folder: str) -> None:
+        self.is_used = False
+        self._folder = folder
+        self._position = 0
+        self._sizes_bytes: list[int] = []
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> _Aside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def begin(self, position: int, texts: list[bytes]) -> None:
+        """Keep text from a position on."""
+        self.is_used, self._position = True, position
+        with contextlib.suppress(OSError):
+            self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - see __exit__
+        self._write(lambda file: [file.write(text) for text in texts])
+
+    def take(self, rewriter: AnyRewriter) -> None:
+        """Take the text since the last call out of the rewriter."""
+        self._write(lambda file: [rewriter.write(file.fileno(), -self._position)])
+        if self._file is None:
+            rewriter.take()
+
+    def _write(self, write: Callable[[BinaryIO], list[int]]) -> None:
+        if self._file is not None:
+            try:
+                self._sizes_bytes += write(self._file)
+                self._file.flush()
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+                self._file = None
+
+    def patch(self, rewriter: AnyRewriter) -> bool:
+        """Write the patches over the text; return False if there is no text, or a patch comes before it."""
+        if self._file is None or rewriter.first_patch() < self._position:
+            return False
+        rewriter.write_patches(self._file.fileno(), -self._position)
+        return True
+
+    def texts(self) -> Iterator[bytes]:
+        """Yield the text in the pieces that were taken."""
+        assert self._file is not None
+        self._file.seek(0)
+        yield from map(self._file.read, self._sizes_bytes)
+
+
 def write_unit(
     job: UnitJob,
     file: BinaryIO,
@@ -320,19 +377,25 @@ def write_unit(
     unit = UnitRewriter(job, folder, progress)
     start = file.tell()
     make_encoder = job.make_encoder or _TextEncoder
-    encoder, held, size_bytes = make_encoder(folder), [], 0
+    encoder, held, size_bytes, encoded_bytes = make_encoder(folder), [], 0, 0
     is_written = False
-    with packed(job.output, file, behind=pack_behind) as sink:
+    with packed(job.output, file, behind=pack_behind) as sink, _Aside(folder) as aside:
         is_patchable = sink is file and job.make_encoder is None
         for _ in unit.steps():
             if is_written:
                 unit.rewriter.write(file.fileno(), start)
+                continue
+            if aside.is_used:
+                aside.take(unit.rewriter)
                 continue
             held.append(unit.rewriter.take())
             size_bytes += len(held[-1])
             if size_bytes > _HELD_BYTES:
                 if is_patchable or not unit.rewriter.overlaps():
                     sink.write(encoder.encode(b"".join(held)))
+                    encoded_bytes = size_bytes
+                else:
+                    aside.begin(encoded_bytes, held)
                 held.clear()
                 if is_patchable:
                     file.flush()
@@ -345,6 +408,9 @@ def write_unit(
             sink.write(encoder.encode(unit.rewriter.lay(text, 0) if needs_patches else text))
         elif needs_patches and is_patchable:
             unit.rewriter.write_patches(file.fileno(), start)
+        elif aside.patch(unit.rewriter):
+            for text in aside.texts():
+                sink.write(encoder.encode(text))
         elif needs_patches:
             unit.result.twice = True
         if not unit.result.twice:
