@@ -6,6 +6,7 @@ import random
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from tests import both_cores
 from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
 from tests.both_cores import assert_same, merged, pure, small_pieces
+from tracekit.errors import MergeError
+from tracekit.merge import merge_traces
+from tracekit.merge.rewrite import unit
 
 if TYPE_CHECKING:
     from tests.real_traces import RealTraces
@@ -43,6 +47,24 @@ def test_both_write_the_same_merge(seed: int, piece_bytes: int) -> None:
         check_merges(
             files, args=source.choice(["all", "all", "ids", "none"]), snap_overlaps_ns=source.choice([0, 2_000])
         )
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**64), st.sampled_from([0, 300, 2_000, 8_000]), st.sampled_from([".json.gz", ".pftrace"]))
+def test_held_or_put_aside_or_rewritten_the_bytes_are_the_same(seed: int, held_bytes: int, suffix: str) -> None:
+    source = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder, small_pieces(300):
+        paths = [Path(folder) / f"rank{number}.json" for number in range(2)]
+        for path in paths:
+            path.write_bytes(both_cores.trace(source))
+        held, streamed = (Path(folder) / f"{name}{suffix}" for name in ("held", "streamed"))
+        try:
+            merge_traces(held, paths)
+        except MergeError:
+            return
+        with mock.patch.object(unit, "_HELD_BYTES", held_bytes):
+            merge_traces(streamed, paths)
+        assert streamed.read_bytes() == held.read_bytes()
 
 
 @pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
