@@ -29,9 +29,8 @@ def main() -> None:
     output, inputs = Path(told["output"]), told["inputs"]
     before = sum(os.times()[:4])  # of this process and of those that it has waited for
     try:
-        if told["how"] in ("tracekit", "command"):
-            merge = tracekit if told["how"] == "tracekit" else command
-            took = merge(output, inputs, told["workers"], told["align"])
+        if told["how"] in OWN:
+            took = OWN[told["how"]](output, inputs, told["workers"], told["align"])
         else:
             start = time.perf_counter()
             getattr(merge_peers, told["how"])(output, [Path(path) for path in inputs])
@@ -69,6 +68,25 @@ def tracekit(output: Path, inputs: list[str], workers: int, align: str) -> float
         took = time.perf_counter() - start
     assert report.complete, "; ".join(report.lines())
     return took
+
+
+def parts(output: Path, inputs: list[str], workers: int, align: str) -> float:
+    """Merge parts of the inputs, each into a file of its own, all at once; returns how long it took in seconds."""
+    outputs = [str(output.with_name(f"part{number}-{output.name}")) for number in range(workers)]
+    start = time.perf_counter()
+    with importlib.import_module("tracekit.worker_processes").process_pool(workers) as pool:
+        tasks = [
+            pool.submit(merge_traces, name, inputs[number::workers], align=align) for number, name in enumerate(outputs)
+        ]
+        assert all(task.result().complete for task in tasks)
+    took = time.perf_counter() - start
+    for name in outputs:
+        os.rename(name, output)  # the last one stays, for the caller to remove
+    return took
+
+
+OWN = {"tracekit": tracekit, "command": command, "parts": parts}
+"""The ways in which tracekit merges."""
 
 
 def _peak_bytes() -> int:

@@ -40,8 +40,8 @@ class Job:
 
     Attributes:
         dataset: What is merged.
-        how: ``tracekit``, its function; ``command``, ``tracekit merge`` with the start of Python; or a function of
-            `tests.benchmarks.merge_peers`.
+        how: ``tracekit``, its function; ``command``, ``tracekit merge`` with the start of Python; ``parts``, its function in
+            each process for a part of the inputs; or a function of `tests.benchmarks.merge_peers`.
         suffix: What the name of the output ends with.
         workers: In how many processes tracekit merges; 1 is the process itself.
         pure: Whether it must do without its compiled core.

@@ -84,6 +84,7 @@ def _other_ways(effort: Effort, inputs: Inputs) -> Iterator[Row]:
     jobs = {
         "one": Job(plain, align="wall"),
         "two": Job(plain, align="wall", workers=WORKERS),
+        "parts": Job(plain, "parts", align="wall", workers=WORKERS),
         "gzip in, gzip out, with overlaps": Job(inputs.packed(plain), align="wall", suffix=".json.gz"),
         "pftrace out": Job(plain, align="wall", suffix=".pftrace"),
         "rank traces of tracekit": Job(inputs.rank_traces(effort.merge_bytes, effort.merge_files), align="wall"),
@@ -109,6 +110,11 @@ def _other_ways(effort: Effort, inputs: Inputs) -> Iterator[Row]:
         yield found.row(NAME, what, [what], rates, " MB/s", partial(size, what), at_least=bound)
     what, ratio = f"the same in {WORKERS} processes", partial(found.spread, "rate", "two", "one")
     yield found.row(NAME, what, ("one", "two"), ratio, " x one process", lambda: "by the clock", at_least=1.4)
+    what, ratio = (
+        "what the machine can: each process a part, without joining",
+        partial(found.spread, "rate", "parts", "one"),
+    )
+    yield found.row(NAME, what, ("one", "parts"), ratio, " x one process", lambda: "by the clock")
     what = f"CPU time for each of {ranks} ranks of {number(effort.small_rank_bytes / 1000)} kB"
     yield found.row(NAME, what, ["small"], of_a_rank, " ms", at_most=0.4)
 

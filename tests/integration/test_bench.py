@@ -35,7 +35,7 @@ BOUNDED_ROWS = {
     "merge": {
         "torch on an H200, every time shifted, --align wall",
         "torch on an H200, every time shifted, --align auto",
-        "gzip in, gzip out",
+        "gzip in, gzip out, with overlaps",
         "pftrace out",
         "pure Python",
         "the same in 2 processes",
