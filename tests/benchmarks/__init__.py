@@ -1,4 +1,4 @@
-"""What tracekit costs, measured beside its peers in the same process: run it with ``scripts/bench``.
+"""Measure the cost of tracekit and of its peers in the same process. ``scripts/bench`` runs it.
 
-One idea a module; each has a function ``rows(effort)`` that yields the rows of the table as they are measured.
+Each module measures one thing and has a function ``rows(effort)`` that yields the rows of the table as they are measured.
 """

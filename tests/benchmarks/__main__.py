@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.benchmarks.measure import Effort
 
-# In the order of the table. What merging needs is imported when it is measured: psutil is not everywhere.
+# In the order of the table. The modules of merging need psutil and are imported when they are used.
 RECORDING: list[Any] = [marker_cost, threads, end_to_end, memory, garbage, training_loop, run_hooks, import_time]
 MERGE = ("merge-speed", "merge-peers", "merge-memory", "merge-growth", "summary")
 HALVES = ("recording", "merge")
@@ -74,14 +74,14 @@ def _merge_rows(effort: Effort, only: list[str] | None, folder: Path | None) -> 
 
 
 def _told(rows: Iterator[Row]) -> Iterator[Row]:
-    """Pass the rows on, and tell whoever waits of each."""
+    """Yield the rows, and print the name of each to standard error."""
     for row in rows:
         print(f"  {row.what}", file=sys.stderr)
         yield row
 
 
 def _write(rows: list[Row], folder: Path, machine: str) -> None:
-    """Put the table of merging into the documentation, and draw its plot beside it."""
+    """Write the table of merging into the documentation, and its plot into the same folder."""
     from tests.benchmarks.merge_growth import Point
     from tests.benchmarks.plot import draw
 
@@ -97,8 +97,8 @@ def _write(rows: list[Row], folder: Path, machine: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measure what tracekit costs, beside its peers: recording in one process, merging in a process for each "
-        "measurement. Figures are medians of rounds in which all sides take turns, with the least and the greatest. They "
+        description="Measure the cost of tracekit and its peers: recording in one process, merging in a new process for each "
+        "measurement. All sides take turns. Figures are the medians of the rounds, with the least and the greatest. They "
         "hold for this machine; compare ratios.",
     )
     names = [benchmark.NAME for benchmark in RECORDING] + list(MERGE)
@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
         "--hta",
         metavar="PYTHON",
         default=sys.executable,
-        help="the Python that has HolisticTraceAnalysis, in an environment of its own: it brings JupyterLab (default: this one)",
+        help="the Python of an environment with HolisticTraceAnalysis, which brings JupyterLab (default: this one)",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table for the documentation")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the rows to FILE")

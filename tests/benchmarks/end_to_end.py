@@ -1,4 +1,4 @@
-"""What a slice costs in all, from the marker to the file: CPU time of every thread of the process.
+"""Measure the whole cost of a slice, from the marker to the file, as the CPU time of all threads of the process.
 
 Slices are recorded back to back, which is the hardest case: the writer thread competes for the interpreter lock all the
 time. The peers take turns with tracekit, each with as many slices as it can hold.

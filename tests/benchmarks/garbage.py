@@ -1,4 +1,4 @@
-"""How many garbage collections recording causes: a collection stops the training thread, the longer the more is alive."""
+"""Count the garbage collections that recording causes. Each stops the training thread, longer if more objects are alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "garbage-collector"
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    """Count collections while slices are recorded, and while they are written to a file as well."""
+    """Count collections while slices are recorded, with and without writing them to a file."""
     count, per = effort.watched_slices, f"{effort.watched_slices:,}"
     with peers.recording() as profiler:
         marker = profiler.marker("x")
@@ -51,7 +51,7 @@ def _row(what: str, loop: Loop, count: int) -> Row:
         if phase == "start":
             collections.append(info["generation"])
 
-    loop(1)  # makes what is made once
+    loop(1)  # makes the objects that every later run shares
     gc.collect()
     gc.callbacks.append(note)
     try:

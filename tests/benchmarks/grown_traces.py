@@ -53,9 +53,9 @@ def grow_rank(target: Path, size_bytes: int, rank: int, world_size: int, *, base
     Args:
         target: The file to write.
         size_bytes: Its size.
-        rank: Which rank it says it is.
-        world_size: Of how many.
-        base_later_s: How much later than that of the real trace its base is, from which its times count.
+        rank: The rank in its header.
+        world_size: The number of ranks in its header.
+        base_later_s: The time to add to the base of the real trace.
     """
     head, events, tail = _parts(H200)
     for key, value in (("rank", rank), ("world_size", world_size)):
@@ -68,7 +68,7 @@ def grow_rank(target: Path, size_bytes: int, rank: int, world_size: int, *, base
 
 @lru_cache
 def _parts(source: Path) -> tuple[str, list[str], str]:
-    """Return what stands before the events of a trace, the events, and what stands behind them."""
+    """Return the text before the events of a trace, the events, and the text after them."""
     text = gzip.decompress(source.read_bytes()).decode()
     begin = text.index("[", text.index('"traceEvents"')) + 1
     end = text.rindex(_END) + len(_END)

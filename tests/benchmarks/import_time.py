@@ -1,6 +1,6 @@
-"""What ``import tracekit`` costs a program that may never record, and which heavy modules it leaves alone.
+"""Measure the time of ``import tracekit``, and count the heavy modules that it imports.
 
-Each import is timed in a fresh interpreter without ``site``, whose ``.pth`` files import modules of their own accord.
+Each import runs in a fresh interpreter without ``site``, because ``.pth`` files may import modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one marker costs the thread that uses it, beside the peers. On one CPU; nothing is written meanwhile."""
+"""Measure the time that a marker and its peers take from the calling thread, on one CPU, without writing."""
 
 from __future__ import annotations
 

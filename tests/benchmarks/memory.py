@@ -1,4 +1,4 @@
-"""Whether memory stays flat while millions of slices are streamed to a file, in a process of its own."""
+"""Check in a separate process that memory stays flat while millions of slices are streamed to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tracekit's merge beside what others do, on an input that they can hold in memory; see `tests.benchmarks.merge_peers`."""
+"""Compare tracekit's merge with those of other projects, on an input that fits in their memory: see `merge_peers`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a merge on a Dask cluster costs, for planning large ones: see docs/guides/clusters.md.
+"""Measure the cost of a merge on a Dask cluster, to plan large ones: see docs/guides/clusters.md.
 
 ``python -m tests.benchmarks.merge_cluster --dask ADDRESS --store s3://bucket/prefix`` measures a cluster and its storage.
-Without these it starts a scheduler, two workers and moto's S3 server on this machine, which says what tracekit costs and nothing
-about any real storage.
+Without these it starts a scheduler, two workers and moto's S3 server on this machine, which shows the cost of tracekit but not
+of real storage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PART_BYTES, PARTS = 16 << 20, 20
 
-# One merge, in a process of its own, whose memory is that of a planner.
+# One merge in a separate process, to measure the memory of its planner.
 DRIVER = """
 import json, sys, time
 from tracekit.merge import merge_traces

@@ -1,4 +1,4 @@
-"""How time, memory and open files grow with the size of the input, and with the number of ranks."""
+"""Measure the growth of time, memory and open files with the size of the input and with the number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINEAR = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Point(Row):
-    """A row that is a point of the plot as well, of the growth of ``size`` or of ``ranks``."""
+    """A row that is also a point of the plot, in the series ``size`` or ``ranks``."""
 
     series: str = ""
     megabytes: float = 0.0
@@ -62,7 +62,7 @@ def _by_ranks(datasets: list[Dataset], outcomes: list[Outcome]) -> Iterator[tupl
     few, most = counts[0], counts[-1]
     yield f"memory for {most} ranks", last.peak_mb / first.peak_mb, f" x that for {few}", SAME
     yield f"open files for {most} ranks", max(0, last.open_files - first.open_files), f" more than for {few}", 0
-    # Not beside the fewest, among whom what every merge costs once is shared.
+    # Not with the fewest ranks, which share the fixed cost of a merge.
     middle = len(counts) // 2
     per_rank = (last.seconds / most) / (outcomes[middle].seconds / counts[middle])
     yield f"time a rank for {most} ranks", per_rank, f" x that for {counts[middle]}", LINEAR

@@ -41,7 +41,7 @@ class Inputs:
     """Makes datasets in a temporary folder and keeps each for the run; use it in a ``with`` block.
 
     Args:
-        folder: Where the temporary folder is made; the system's place for such files if None.
+        folder: The parent of the temporary folder; that of the system if None.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -50,7 +50,7 @@ class Inputs:
         self._made: dict[tuple[Any, ...], Dataset] = {}
 
     def torch(self, total_bytes: int, ranks: int) -> Dataset:
-        """Return traces of torch.profiler, about so large together, each with a base of its own: a merge rewrites every time."""
+        """Return traces of torch.profiler with this total size. Their bases differ, so that a merge rewrites every time."""
 
         def make(path: Path, rank: int) -> None:
             grow_rank(path, total_bytes // ranks, rank, ranks, base_later_s=1 + rank)

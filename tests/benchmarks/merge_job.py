@@ -1,6 +1,6 @@
-"""One merge and nothing else: the program whose time and memory are measured (see `tests.benchmarks.merge_runs`).
+"""Run one merge, for `tests.benchmarks.merge_runs` to measure its time and memory.
 
-It reads from standard input what to do, and prints what it took. Time is counted from the call to the closed output; the start
+It reads the job from standard input, and prints the cost. Time is counted from the call to the closed output; the start
 of Python is not part of it, that of tracekit's worker processes is.
 """
 
@@ -24,7 +24,7 @@ PLAIN = (".json", ".json.gz")
 
 
 def main() -> None:
-    """Do what standard input says, and print what it took or, under ``missing``, why it cannot be done."""
+    """Run the job of standard input, and print its cost or, under ``missing``, the reason against it."""
     told = json.load(sys.stdin)
     output, inputs = Path(told["output"]), told["inputs"]
     before = sum(os.times()[:4])  # of this process and of those that it has waited for
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def command(output: Path, inputs: list[str], workers: int, align: str) -> float:
-    """Merge with the command ``tracekit merge``; returns how long it took in seconds."""
+    """Merge with the command ``tracekit merge``; return the time in seconds."""
     options = ["--output", str(output), "--workers", str(workers), "--align", align, "--quiet"]
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "tracekit", "merge", *options, *inputs], check=True)
@@ -57,7 +57,7 @@ def command(output: Path, inputs: list[str], workers: int, align: str) -> float:
 
 
 def tracekit(output: Path, inputs: list[str], workers: int, align: str) -> float:
-    """Merge with tracekit; returns how long it took in seconds."""
+    """Merge with tracekit; return the time in seconds."""
     options: dict[str, Any] = {"align": align}
     with contextlib.ExitStack() as stack:
         start = time.perf_counter()
@@ -71,7 +71,7 @@ def tracekit(output: Path, inputs: list[str], workers: int, align: str) -> float
 
 
 def parts(output: Path, inputs: list[str], workers: int, align: str) -> float:
-    """Merge parts of the inputs, each into a file of its own, all at once; returns how long it took in seconds."""
+    """Merge parts of the inputs at the same time, each into another file; return the time in seconds."""
     outputs = [str(output.with_name(f"part{number}-{output.name}")) for number in range(workers)]
     start = time.perf_counter()
     with importlib.import_module("tracekit.worker_processes").process_pool(workers) as pool:
@@ -92,7 +92,7 @@ OWN = {"tracekit": tracekit, "command": command, "parts": parts}
 def _peak_bytes() -> int:
     """Return the most memory that this process had, which those who look from outside may have missed; 0 if not known.
 
-    Not ``ru_maxrss``, in which Linux counts what the process had before its program was started: that of its parent.
+    Not ``ru_maxrss``: Linux counts the memory that the process had before ``exec``, which is that of its parent.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""How much memory the processes of a merge take together, in every way to merge."""
+"""Measure the memory that the processes of a merge take together, for every way to merge."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How others merge traces, written from descriptions of what they do, to be timed on the same input.
+"""The merges of other projects, written from descriptions of them, to be timed on the same input.
 
 * ``sglang`` (its ProfileMerger): every file is loaded whole, the processes of a rank get a text in front of their pid, all
   events are kept in one list, and the list is written by one call; packed output with gzip's own default, level 9.
 * ``composer`` (its json_trace_merger): every file is loaded three times, for its rank, for its clock and for its events; a
-  rank's processes and threads fall into one process; every event is written by a call of its own.
-* ``cat``: the program of that name writes the bytes into one file, which is what no merge can go below.
+  rank's processes and threads fall into one process; every event is written by a separate call.
+* ``cat``: the program of that name writes the bytes into one file. No merge can be faster.
 
 Neither makes flow ids unique or moves times exactly; they are timed, not recommended.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def cat(output: Path, inputs: list[Path]) -> None:
-    """Have ``cat`` write the inputs one after another."""
+    """Write the inputs one after another with ``cat``."""
     with output.open("xb") as target:
         subprocess.run(["cat", *map(str, inputs)], stdout=target, check=True)
 
 
 def jq(output: Path, inputs: list[Path]) -> None:
-    """Have ``jq`` read every event and print it as it is. Raises FileNotFoundError if there is no jq."""
+    """Read and print every event with ``jq``. Raises FileNotFoundError if jq is missing."""
     with output.open("xb") as target:
         for path in inputs:
             subprocess.run(["jq", "-c", ".traceEvents[]", str(path)], stdout=target, check=True)

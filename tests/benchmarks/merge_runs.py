@@ -1,6 +1,6 @@
-"""Merges, each in a process of its own: how long they take, and what memory and how many open files the processes have.
+"""Run merges and measure their time, their memory and the number of their open files.
 
-The process is started for every measurement, so that no merge profits from the one before.
+Every measurement starts a new process, so that no merge profits from the one before.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a process is to do.
+    """The job of a process.
 
     Attributes:
-        dataset: What is merged.
+        dataset: The inputs.
         how: ``tracekit``, its function; ``command``, ``tracekit merge`` with the start of Python; ``parts``, its function in
             each process for a part of the inputs; or a function of `tests.benchmarks.merge_peers`.
-        suffix: What the name of the output ends with.
-        workers: In how many processes tracekit merges; 1 is the process itself.
-        pure: Whether it must do without its compiled core.
-        align: How tracekit aligns clocks.
+        suffix: The end of the name of the output.
+        workers: The number of processes in which tracekit merges; 1 is the process itself.
+        pure: True to merge without the compiled core.
+        align: The method by which tracekit aligns clocks.
     """
 
     dataset: Dataset
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a job took.
+    """The cost of a job.
 
     Attributes:
         seconds: Time of the merge.
@@ -76,12 +76,12 @@ class Outcome:
 
 
 def run(job: Job, folder: Path, *, keep: Path | None = None) -> Outcome:
-    """Run a job in a process of its own.
+    """Run a job in a new process.
 
     Args:
-        job: What to do.
-        folder: Where the output is written.
-        keep: What to rename the output to; removed if None.
+        job: The job.
+        folder: The folder of the output.
+        keep: The new name of the output; it is removed if None.
 
     Raises:
         NotMeasuredError: tracekit cannot do that yet, a program is missing, or the merge failed.
@@ -157,7 +157,7 @@ class Measured:
         return Spread.of(found)
 
     def median(self, name: str) -> Outcome:
-        """Return the medians of what a job took."""
+        """Return the medians of the costs of a job."""
         return Outcome(*(statistics.median(found) for found in zip(*map(astuple, self._outcomes[name]), strict=True)))
 
 

@@ -1,6 +1,6 @@
-"""The peers, and tracekit, as loops that can be timed. What is not installed raises ImportError when it is opened.
+"""The peers, and tracekit, as loops that can be timed. Opening a peer that is not installed raises ImportError.
 
-MosaicML Composer is not among them: it cannot be installed beside this torch.
+MosaicML Composer is left out: it cannot be installed together with this torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Subject:
 
 
 def loop_of(statement: str, **names: Any) -> Loop:
-    """Return a loop that runs a statement, in which names stand for values, as if it stood in a function of a program."""
+    """Return a loop that runs a statement in a function, with values for its names."""
     lines = (
         f"def outer({', '.join(names)}):",
         " def loop(count):",

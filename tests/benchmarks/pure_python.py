@@ -1,7 +1,7 @@
-"""The same rows in pure Python, beside those of the compiled core.
+"""Measure the same rows in pure Python.
 
-They come from a process of its own that is started with ``TRACEKIT_PURE_PYTHON=1``, because a marker gets its core when
-tracekit is imported. Its figures are ratios to what was measured in that process too, so that both can be compared.
+They come from a separate process with ``TRACEKIT_PURE_PYTHON=1``, because a marker gets its core when tracekit is imported.
+Its figures are ratios to other measurements of that process, so that both can be compared.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["beside", "bound"]
 
 
 def bound(compiled: float, pure: float) -> float:
-    """Return the bound for what is measured here."""
+    """Return the bound for this process."""
     return pure if core.record is None else compiled
 
 
 def beside(rows: Iterable[Row], benchmark: str, effort: Effort) -> Iterator[Row]:
-    """Yield rows of tracekit's own, each with its like in pure Python behind it, unless they are that themselves.
+    """Yield the rows of tracekit, each with the same row in pure Python behind it, unless this process is pure Python.
 
     Args:
-        rows: What was measured here.
-        benchmark: The module, whose ``own_rows`` gives them.
-        effort: How much is measured.
+        rows: The rows of this process.
+        benchmark: The module with the function ``own_rows``.
+        effort: The counts and sizes.
     """
     if core.record is None:
         yield from rows

@@ -1,4 +1,4 @@
-"""How fast ``tracekit summary`` reads traces, and in how much memory: beside unpacking them, jq, and HolisticTraceAnalysis."""
+"""Measure the speed and memory of ``tracekit summary``, of unpacking alone, of jq, and of HolisticTraceAnalysis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _, status, usage = os.wait4(os.posix_spawnp(sys.argv[1], sys.argv[1:], os.enviro
 print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss]))
 """
 JQ = '[.traceEvents[] | select(.ph == "X")] | group_by(.name) | map([.[0].name, length, (map(.dur) | add)])'
-# What HTA takes to say what `summary` says of a GPU: it reads the traces of ranks, each in a process, into tables.
+# The part of HTA that answers the questions of `summary` about GPUs. It reads each rank into a table in a process.
 HTA = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What a command took: seconds on the clock and of the processor, and the most memory of its largest process."""
+    """The cost of a command: wall time, CPU time, and the largest memory of one of its processes."""
 
     seconds: float
     cpu_seconds: float
@@ -58,7 +58,7 @@ def rows(effort: Effort, inputs: Inputs) -> Iterator[Row]:
 
 
 def _merged(effort: Effort, inputs: Inputs) -> Iterator[Row]:
-    """Summarise one merged trace, plain and packed; then a smaller one beside jq, which holds all of it."""
+    """Summarise one merged trace, plain and packed; then a smaller one, also with jq, which holds all of it."""
     large, small = inputs.folder / "summary.json", inputs.folder / "summary_small.json"
     try:
         run(Job(inputs.torch(effort.merge_bytes, effort.merge_files)), inputs.folder, keep=large)

@@ -20,12 +20,12 @@ class Row:
 
     Attributes:
         benchmark: The benchmark it comes from.
-        what: What was measured.
+        what: The name of the figure.
         measured: The figures; None if it could not be measured, and ``remarks`` says why.
-        unit: Their unit, as it stands behind a number.
+        unit: The unit, written directly behind a number.
         at_most: The bound that must not be exceeded.
         at_least: The bound that must be reached. Neither: for comparison only.
-        remarks: What else there is to say.
+        remarks: Further remarks.
     """
 
     benchmark: str
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the bound is reached; None without a bound or a figure."""
+        """True if the bound is reached; None without a bound or a figure."""
         if self.measured is None:
             return None
         if self.at_most is not None:
@@ -99,7 +99,7 @@ def as_markdown(rows: Iterable[Row]) -> str:
 
 
 def between_markers(document: str, markers: tuple[str, str], text: str) -> str:
-    """Return a document with ``text`` in place of all that stands between two lines.
+    """Return a document with ``text`` in place of the lines between two markers.
 
     Raises:
         ValueError: It does not hold both lines, once each and in this order.

@@ -1,4 +1,4 @@
-"""What a marker costs when four threads use it at once, beside one thread: the interpreter lock is all they may wait for."""
+"""Compare the cost of a marker on four threads with that on one. The threads may only wait for the interpreter lock."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def own_rows(effort: Effort) -> Iterator[Row]:
 
 
 def wall_time_of(loops: Sequence[Loop], count: int) -> float:
-    """Run each loop ``count`` times on a thread of its own; return the wall time of one operation of all, in ns."""
+    """Run each loop ``count`` times on a separate thread; return the wall time of one operation of all, in ns."""
     ready = threading.Barrier(len(loops))
     starts, ends = [], []
 

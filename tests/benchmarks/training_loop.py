@@ -1,4 +1,4 @@
-"""How much slower a real training step becomes when tracekit records in it, and writes beside it.
+"""Measure the slow-down of a real training step in which tracekit records, while another thread writes.
 
 A step trains a network of fifty layers, with two slices around each in the forward pass, and is made to take about 10 ms: 10,000
 slices a second. Blocks of steps with and without tracekit take turns. Not on one CPU: the writer thread would then take
@@ -65,7 +65,7 @@ def own_rows(effort: Effort) -> Iterator[Row]:
             for _ in range(effort.blocks):
                 plain.append(times_of(plain_step, effort.block_steps))
                 recorded.append(times_of(recorded_step, effort.block_steps))
-                profiler.flush()  # or what is left would be written beside the plain steps
+                profiler.flush()  # so that no events are written during the plain steps
         dropped = sum(profiler.stats.dropped.values())
     slower = [(sum(with_it) / sum(without) - 1) * 100 for with_it, without in zip(recorded, plain, strict=True)]
     # The 98th percentile needs more steps than a block has.
@@ -114,7 +114,7 @@ def training_step(torch: Any) -> Step:
 
 
 def times_of(step: Callable[[], None], steps: int) -> list[int]:
-    """Return the wall time of each of so many steps, in ns."""
+    """Return the wall times of a number of steps, in ns."""
     times = []
     for _ in range(steps):
         start = time.perf_counter_ns()
