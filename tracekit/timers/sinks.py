@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -62,8 +63,7 @@ class TextSink:
     """Passes the table as text, with its units, to a function.
 
     Args:
-        output: Called with the text, such as ``print`` or ``logger.info``; None logs it at level INFO as
-            "tracekit.timers".
+        output: Called with the text, such as ``print``; None logs it at level INFO as "tracekit.timers".
     """
 
     def __init__(self, output: Callable[[str], object] | None = None) -> None:
@@ -74,7 +74,7 @@ class TextSink:
         self._output(f"timers at step {step}:\n{table.text()}")
 
 
-class _FileSink:
+class _FileSink(ABC):
     """Appends text to a file. Each write opens and closes it, so that it is complete after each, and rotating it is safe."""
 
     def __init__(self, path: StrPath) -> None:
@@ -92,16 +92,19 @@ class _FileSink:
         ]
         if not records:
             return
-        text = self._text(records)
         try:
             make_folders(self._path.parent)
-            with open(self._path, "a", encoding="utf-8", newline="", opener=_private) as file:
-                file.write(text)
+            with open(
+                self._path, "a+", encoding="utf-8", errors="surrogateescape", newline="", opener=_private
+            ) as file:
+                file.seek(0)
+                file.write(self._text(records, file.readline()))
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror or error}") from error
 
-    def _text(self, records: list[dict[str, Any]]) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _text(self, records: list[dict[str, Any]], head: str) -> str:
+        """Return what to append to a file with this first line."""
 
 
 def _private(path: str, flags: int) -> int:
@@ -122,41 +125,26 @@ class CSVSink(_FileSink):
         StorageError: It has other columns, or cannot be written.
     """
 
-    def _text(self, records: list[dict[str, Any]]) -> str:
-        text = io.StringIO()
-        lines = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        if not self._has_head():
-            lines.writeheader()
-        lines.writerows(records)
-        return text.getvalue()
-
-    def _has_head(self) -> bool:
-        try:
-            with self._path.open(encoding="utf-8", newline="") as file:
-                head = file.readline()
-        except FileNotFoundError:
-            return False
-        except (OSError, UnicodeDecodeError) as error:
-            raise StorageError(f"{self._path}: cannot be read: {error}") from error
+    def _text(self, records: list[dict[str, Any]], head: str) -> str:
         if head and head.strip() != ",".join(_COLUMNS):
             raise StorageError(
                 f"{self._path}: its first line is not the head of a table of timers; choose another file"
             )
-        return bool(head)
+        text = io.StringIO()
+        lines = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        if not head:
+            lines.writeheader()
+        lines.writerows(records)
+        return text.getvalue()
 
 
 class JSONLinesSink(_FileSink):
     """Appends to a file of JSON objects, one a line for each timer and rank, with the keys that are the columns of `CSVSink`.
 
-    Args:
-        path: The file. An existing one is continued.
-
-    Raises:
-        ConfigError: It is a URL.
-        StorageError: It cannot be written.
+    The argument and the errors are those of `CSVSink`; it continues any file.
     """
 
-    def _text(self, records: list[dict[str, Any]]) -> str:
+    def _text(self, records: list[dict[str, Any]], head: str) -> str:
         return "".join(json.dumps(record) + "\n" for record in records)
 
 

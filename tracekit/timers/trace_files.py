@@ -9,7 +9,7 @@ from tracekit.arguments import check_paths
 from tracekit.errors import TraceFormatError
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_or_none, time_field
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, time_field
 from tracekit.statistics import DurationStatistics
 from tracekit.storage import expand, without_secrets
 from tracekit.timers.table import TimerTable
@@ -96,9 +96,8 @@ class _Calls:
         for (rank, *_, name), pieces in self._pieces.items():
             joined: list[tuple[int, int]] = []
             for start_ns, end_ns in sorted(pieces):
-                if joined and joined[-1][1] == start_ns:
-                    start_ns = joined.pop()[0]  # noqa: PLW2901 - the slice began in an earlier file
-                joined.append((start_ns, end_ns))
+                continues = bool(joined) and joined[-1][1] == start_ns
+                joined.append((joined.pop()[0] if continues else start_ns, end_ns))
             self._add(rank, name, [(start_ns, end_ns - start_ns) for start_ns, end_ns in joined])
         table: dict[int, dict[str, DurationStatistics]] = {rank: {} for rank in sorted(self._ranks)}
         for rank, name in sorted(self._first_ns, key=self._first_ns.__getitem__):
@@ -115,9 +114,9 @@ class _Calls:
 def _metadata_of(run: list[Event]) -> dict[str, Any] | None:
     """Return the metadata of a rank trace from its first events; None for other files."""
     for event in run:
-        if event.ph == "M" and decode_or_none(event.name) == METADATA_EVENT:
-            metadata = decode_or_none(event.args)
-            if isinstance(metadata, dict) and isinstance(metadata.get("rank"), int):
+        if event.ph == "M" and decode_text(event.name) == METADATA_EVENT:
+            metadata = decode_dict(event.args)
+            if isinstance(metadata.get("rank"), int):
                 return metadata if isinstance(metadata.get(BASE_TIME_KEY), int) else {**metadata, BASE_TIME_KEY: 0}
     return None
 
@@ -126,5 +125,5 @@ def _timer_of(event: Event) -> str | None:
     """Return the timer's name if a slice is a call of one; None for other slices, and for calls within another call."""
     if event.cat is UNSET or TIMER.encode() not in bytes(event.cat):
         return None
-    categories = str(decode_or_none(event.cat)).split(",")
-    return str(decode_or_none(event.name)) if TIMER in categories and NESTED not in categories else None
+    categories = decode_text(event.cat).split(",")
+    return decode_text(event.name) if TIMER in categories and NESTED not in categories else None
