@@ -45,8 +45,6 @@ class TimerBase(ABC):
         name: Name of the timer.
     """
 
-    __slots__ = ("name",)
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -97,8 +95,6 @@ class OffTimer(TimerBase):
         announce: Called where a barrier is asked for, so that other ranks do not wait for this one.
     """
 
-    __slots__ = ("_announce", "_reason")
-
     def __init__(
         self,
         name: str = "dummy timer",
@@ -143,8 +139,6 @@ class ReportMarks:
     reset drops, for every report, the time that this report has shown already, and no more: ``write`` and then
     ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
     """
-
-    __slots__ = ("_marks", "_own_ns", "_start_ns")
 
     def __init__(self) -> None:
         self.restart(0)
@@ -208,12 +202,6 @@ class Timer(TimerBase):
     Raises:
         ConfigError: There is no such device mode.
     """
-
-    __slots__ = (
-        *("__weakref__", "_barrier", "_before", "_began", "_calls", "_clock", "_events", "_group", "_injected_ns"),
-        *("_lock", "_make_marker", "_marker", "_marks", "_nested", "_open", "_stale", "_statistics", "_taken"),
-        *("device", "log_level"),
-    )
 
     def __init__(
         self,
@@ -460,8 +448,6 @@ class _TimerWithBarrier:
 
     A body that raises does not end with a barrier: the other ranks may never come, and the error must get out.
     """
-
-    __slots__ = ("_timer",)
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
