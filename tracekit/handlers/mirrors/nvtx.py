@@ -62,10 +62,6 @@ class NVTXMirror(Mirror):
         pushed.stack.append(pushed)
         return pushed
 
-    def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
-        """End a range."""
-        self.leave(opened)
-
     def leave(self, opened: Any) -> None:
         """End a range, as far as this thread can."""
         if not isinstance(opened, _Pushed):
