@@ -74,21 +74,19 @@ class RankReports:
         store = default_store(distributed)
         if store is self._default_store:
             return
+        self._default_store = store
         self._store = store.clone() if hasattr(store, "clone") else store
         self._prefix = f"tracekit/timers/{self._registry}/{self._opened}"
+        self._opened += 1
         self._rank, self._ranks = distributed.get_rank(), range(distributed.get_world_size())
         # Under torchrun the agent keeps the store. Else rank 0 does, and the store ends with it.
         self._hosts_store = self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() != "true"
         self._kept: deque[str] = deque()  # keys of this rank
         self._absent: set[int] = set()
+        self._levels: dict[int, int] = {}  # of the timers of ranks
         self._calls = 0  # reports that are matched by their order
         self._counts: dict[str, int] = {}  # by report
         self._step_counts: dict[str, int] = {}  # by report and step
-        # Unlike the values of reports it stays in the store: any later barrier reads it.
-        self._store.set(self._key(_LEVEL, self._rank), json.dumps([True, self._log_level]))
-        self._levels = {self._rank: self._log_level}  # of the timers of ranks
-        self._opened += 1
-        self._default_store = store
 
     @property
     def place(self) -> tuple[int, int]:
@@ -232,21 +230,28 @@ class RankReports:
         """Tell the other ranks the level of this one, before a barrier that it does not join."""
         if (distributed := process_group()) is not None:
             with suppress(Exception):  # a rank that waits for this logs it
-                self._connect(distributed)
+                self._announce(distributed)
+
+    def _announce(self, distributed: Any) -> None:
+        self._connect(distributed)
+        if self._rank not in self._levels:
+            # Unlike other values it stays in the store: any later barrier reads it.
+            self._store.set(self._key(_LEVEL, self._rank), json.dumps([True, self._log_level]))
+            self._levels[self._rank] = self._log_level
 
     def barrier(self, name: str, level: int, group: Any) -> None:
         """Wait for the other ranks of a group at a timer of a level. Without torch.distributed, return immediately.
 
         Where a rank's level switches the timer off, that rank does not come; then nobody waits, and a warning says so
-        once. A rank that has used no timers of this registry within 10 minutes raises `TimerError`. Other barriers are
-        torch's, and end with its own timeout.
+        once. At the first barrier, a rank that has not come to any within 10 minutes raises `TimerError`. Later ones
+        are torch's, and end with its own timeout.
         """
         distributed = process_group()
         if distributed is None:
             return
         missing, off = [], []
         try:
-            self._connect(distributed)
+            self._announce(distributed)
             ranks = self._ranks if group is None else distributed.get_process_group_ranks(group)
             if unknown := [rank for rank in ranks if rank not in self._levels]:
                 found = self._read(_LEVEL, _LEVEL_TIMEOUT_S, unknown)

@@ -1,7 +1,6 @@
 """Timer: measures a named piece of code each time it runs, as a slice in the trace and a number to report.
 
-A timer uses a marker, so that its calls are also in the trace, with the category "timer". It reads the monotonic clock
-twice a call and keeps the difference. Sums and statistics are computed from those when somebody asks.
+It keeps the difference of two readings of the monotonic clock; sums and statistics are computed when somebody asks.
 """
 
 from __future__ import annotations
@@ -135,9 +134,8 @@ class _Mark:
 class ReportMarks:
     """Marks on a total that only grows, in ns: one for the timer itself, one for each report. Not thread-safe.
 
-    Megatron's timers have one sum that every report may set back, so that the second of two reports shows nothing. Here a
-    reset drops, for every report, the time that this report has shown already, and no more: ``write`` and then
-    ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
+    A reset drops, for every report, the time that this report has shown already, and no more (in Megatron, all time): ``write``
+    and then ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
     """
 
     def __init__(self) -> None:
