@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -92,19 +93,17 @@ class _FileSink(ABC):
         ]
         if not records:
             return
+        text = self._text(records)
         try:
             make_folders(self._path.parent)
-            with open(
-                self._path, "a+", encoding="utf-8", errors="surrogateescape", newline="", opener=_private
-            ) as file:
-                file.seek(0)
-                file.write(self._text(records, file.readline()))
+            with open(self._path, "a", encoding="utf-8", newline="", opener=_private) as file:
+                file.write(text)
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror or error}") from error
 
     @abstractmethod
-    def _text(self, records: list[dict[str, Any]], head: str) -> str:
-        """Return what to append to a file with this first line."""
+    def _text(self, records: list[dict[str, Any]]) -> str:
+        """Return what to append to the file."""
 
 
 def _private(path: str, flags: int) -> int:
@@ -125,7 +124,13 @@ class CSVSink(_FileSink):
         StorageError: It has other columns, or cannot be written.
     """
 
-    def _text(self, records: list[dict[str, Any]], head: str) -> str:
+    def _text(self, records: list[dict[str, Any]]) -> str:
+        head = ""
+        try:
+            with suppress(FileNotFoundError), self._path.open(encoding="utf-8", newline="") as file:
+                head = file.readline()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StorageError(f"{self._path}: cannot be read: {error}") from error
         if head and head.strip() != ",".join(_COLUMNS):
             raise StorageError(
                 f"{self._path}: its first line is not the head of a table of timers; choose another file"
@@ -144,7 +149,7 @@ class JSONLinesSink(_FileSink):
     The argument and the errors are those of `CSVSink`; it continues any file.
     """
 
-    def _text(self, records: list[dict[str, Any]], head: str) -> str:
+    def _text(self, records: list[dict[str, Any]]) -> str:
         return "".join(json.dumps(record) + "\n" for record in records)
 
 
