@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 class NameTakenError(ConfigError):
     """A file of that name exists, and tracekit never overwrites a trace."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: exists already, and tracekit never overwrites a trace; choose another name "
+            "(with {run_id} or {attempt} in it), or remove the file"
+        )
+
 
 class LiveFile:
     """A local file that is whole after every write.
@@ -40,7 +46,7 @@ class LiveFile:
         self.path = path
         make_folder(path.parent, name, mode)
         if os.path.lexists(path):
-            raise name_taken(path)
+            raise NameTakenError(path)
         self.size_bytes = 0  # of the complete records
         self._torn = False
         self._head = b""  # records to write first, in a file that begins again
@@ -48,7 +54,7 @@ class LiveFile:
         try:
             self._create(head, mode)
         except FileExistsError:
-            raise name_taken(path) from None
+            raise NameTakenError(path) from None
         except OSError as error:
             raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
 
@@ -153,14 +159,6 @@ class LiveFile:
         """Close the file as it is."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
-
-
-def name_taken(path: Path) -> NameTakenError:
-    """Return the error that refuses a name."""
-    return NameTakenError(
-        f"{path}: exists already, and tracekit never overwrites a trace; choose another name "
-        "(with {run_id} or {attempt} in it), or remove the file"
-    )
 
 
 def check_mode(mode: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from tracekit.formats.rank_trace import (
     index_name,
 )
 from tracekit.handlers.gap import CarriedSlices, Gap, count_events, newest_ns, span_ns
-from tracekit.handlers.live_file import LiveFile, NameTakenError, check_mode, make_folder, name_taken
+from tracekit.handlers.live_file import LiveFile, NameTakenError, check_mode, make_folder
 from tracekit.handlers.rotation import Retention, Rotation
 from tracekit.naming import FileName, shown
 from tracekit.notices import Notices
@@ -273,15 +274,9 @@ class RankTrace:
         assert segment is not None
         for piece in batch.pieces(_WRITTEN_AT_ONCE):
             late = self._late(piece) if self._gap or self._pending else b""
-            error = self._append(segment, late + self._encoder.encode(piece))
-            if error is None:
-                segment.events += (count_events(piece) if count else 0) + self._gap.late_events
-                segment.lost_events += self._gap.events
-                self._gap = Gap()
-                self._pending.clear()
-                if late:
-                    self._tell_losses(segment)
-            else:
+            try:
+                segment.file.write(late + self._encoder.encode(piece))
+            except OSError as error:
                 self._gap.add(piece, count=count)
                 self._tables = dataclasses.replace(piece, records=())
                 self._encoder.restart()  # the lost data may include thread names
@@ -293,6 +288,13 @@ class RankTrace:
                     error.strerror or error,
                     self.lost_events,
                 )
+            else:
+                segment.events += (count_events(piece) if count else 0) + self._gap.late_events
+                segment.lost_events += self._gap.events
+                self._gap = Gap()
+                self._pending.clear()
+                if late:
+                    self._tell_losses(segment)
             if piece and not segment.start_ns:
                 segment.start_ns, segment.end_ns = span_ns(piece)
             if piece.cut_ns:
@@ -313,15 +315,10 @@ class RankTrace:
             self.write_metadata(*self._offset)
 
     def _write_pending(self) -> None:
-        if self.segment and self._pending and self._append(self.segment, b"".join(self._pending)) is None:
-            self._pending.clear()
-
-    def _append(self, segment: Segment, data: bytes) -> OSError | None:
-        try:
-            segment.file.write(data)
-        except OSError as error:
-            return error
-        return None
+        if self.segment and self._pending:
+            with contextlib.suppress(OSError):  # tried again before the next events
+                self.segment.file.write(b"".join(self._pending))
+                self._pending.clear()
 
     def _late(self, batch: EventBatch) -> bytes:
         """Return the late data: metadata, the gap, and the starts and finishes of long slices."""
@@ -425,7 +422,7 @@ class RankTrace:
             path = self._outbox.place(name)
             try:
                 if not self._is_remote and os.path.lexists(path.parent / basename(name)):
-                    raise name_taken(path.parent / basename(name))  # the packed one
+                    raise NameTakenError(path.parent / basename(name))  # the packed one
                 file = LiveFile(path, head + self._loss_line(0), name, self._mode)
             except (ConfigError, StorageError) as error:
                 self._outbox.discard(path)
