@@ -108,9 +108,8 @@ class FlightRecorder(TraceHandler):
         self._cool_down_ns = max(_COOL_DOWN_NS, round(seconds * 1e9))
         self._recording: Recording | None = None
         self._timestamp: Timestamp | None = None
-        self._requests: deque[tuple[str, int, threading.Event | None]] = (
-            deque()
-        )  # reason, number of the flush before the request, event to set afterwards
+        # Reason, number of the flush before the request, event to set afterwards
+        self._requests: deque[tuple[str, int, threading.Event | None]] = deque()
         self._flushes = 0
         self._quiet_until_ns = 0
         self._metadata: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -145,7 +146,7 @@ class RankTrace:
         self._gap = Gap()  # events that the segment lacks; without one, that the next segment reports
         self._pending: list[bytes] = []  # lines to write before the next events
         self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
-        self._lost: dict[str, int] = {UNWRITTEN: 0, GONE: 0, TRUNCATED: 0}  # except in the current segment
+        self._lost: Counter[str] = Counter()  # by reason, except in the current segment
 
     # ---- the recording ------------------------------------------------------------------------------------------------
 
@@ -224,12 +225,8 @@ class RankTrace:
 
     def losses(self) -> Mapping[str, int]:
         """Return how many events could not be kept, by reason."""
-        lost = dict(self._outbox.lost)
-        for reason, count in self._lost.items():
-            lost[reason] = lost.get(reason, 0) + count
-        if self.segment is not None:
-            lost[UNWRITTEN] += self.lost_events
-        return {reason: count for reason, count in lost.items() if count}
+        unwritten = 0 if self.segment is None else self.lost_events
+        return dict(Counter(self._outbox.lost) + self._lost + Counter({UNWRITTEN: unwritten}))
 
     def files_of(self, first_batch: int, last_batch: int) -> list[str]:
         """Return the paths that hold the delivered events of a range of batches. Thread-safe."""

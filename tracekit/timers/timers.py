@@ -127,7 +127,6 @@ class Timers:
         self._rank: int | None = None  # without a process group
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
-        self._logged_off: set[str] = set()
 
     def __copy__(self) -> Timers:
         return self
@@ -194,8 +193,7 @@ class Timers:
             f"timer {name!r} is off and measures nothing: {which}, and Timers has log_level {self._log_level}. Give Timers a "
             f"log_level of {log_level}, or the timer one up to {self._log_level}"
         )
-        if name not in self._logged_off:
-            self._logged_off.add(name)
+        if not any(name == known for known, _ in list(self._off)):
             # The default level surprises people (Megatron-LM#871); a level that they gave does not.
             logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
         return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
