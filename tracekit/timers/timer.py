@@ -55,11 +55,13 @@ class TimerBase(ABC):
 
     def start(self, barrier: bool = False) -> None:
         """Start it."""
-        self.with_barrier(barrier)
+        if barrier:
+            self.with_barrier()
 
     def stop(self, barrier: bool = False) -> None:
         """Stop it."""
-        self.with_barrier(barrier)
+        if barrier:
+            self.with_barrier()
 
     def reset(self) -> None:
         """Forget the time measured so far."""
