@@ -150,14 +150,7 @@ class JSONTraceHandler(TraceHandler):
             )
         self._merge: EndMerge | None = None
         if merged_filename is not None:
-            self._merge = EndMerge(
-                self._name,
-                merged_filename,
-                timeout=merge_timeout,
-                wait=merge_wait,
-                every_window=merge_every_window,
-                log_to=log_to,
-            )
+            self._merge = EndMerge(self._name, **self._merge_options)
         elif merge_every_window or log_to is not None:
             option = "merge_every_window=True" if merge_every_window else "log_to="
             raise ConfigError(f"{option} needs merged_filename=")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +30,7 @@ class _Chunk:
 
     records: array[int]
     values: list[Mapping[str, float]]
-    changes: list[tuple[int, Timestamp]]
+    timestamps: Timestamps
     last_ns: int
     size_bytes: int
 
@@ -82,7 +81,7 @@ class EventRing:
             return
         changes = dict(self._begun)
         for chunk in self._chunks:
-            changes.update(chunk.changes)
+            changes.update(chunk.timestamps.log)
         timestamps = _timestamps(sorted(changes.items(), key=lambda change: change[0]))
 
         def batch(records: Sequence[Any]) -> EventBatch:
@@ -100,10 +99,9 @@ class EventRing:
         self.events -= len(chunk.records) // WIDTH
         self.dropped += len(chunk.records) // WIDTH
         self._open_before.follow(chunk.records)
-        begun = {}
-        for _, start_ns, _ in self._open_before:
-            begun[start_ns] = self._begun.get(start_ns) or _at(chunk.changes, start_ns)
-        self._begun = begun
+        self._begun = {
+            start_ns: self._begun.get(start_ns) or chunk.timestamps.at(start_ns) for _, start_ns, _ in self._open_before
+        }
 
 
 def _pack(records: Sequence[Any], timestamps: Timestamps) -> _Chunk:
@@ -120,7 +118,7 @@ def _pack(records: Sequence[Any], timestamps: Timestamps) -> _Chunk:
     changes = timestamps.since(min(records[1::WIDTH]))
     # The first one is shared with the previous chunk.
     size_bytes += _TIMESTAMP_BYTES * (len(changes) - 1)
-    return _Chunk(array("q", records), values, changes, newest_ns(records), size_bytes)
+    return _Chunk(array("q", records), values, _timestamps(changes), newest_ns(records), size_bytes)
 
 
 def _unpack(chunk: _Chunk, position: int) -> list[Any]:
@@ -139,13 +137,8 @@ def _in_order(records: Sequence[Any]) -> list[Any]:
     return [entry for index in order for entry in records[index * WIDTH : (index + 1) * WIDTH]]
 
 
-def _at(changes: list[tuple[int, Timestamp]], time_ns: int) -> Timestamp:
-    return changes[max(bisect_right(changes, time_ns, key=lambda change: change[0]) - 1, 0)][1]
-
-
 def _timestamps(changes: list[tuple[int, Timestamp]]) -> Timestamps:
     (first_ns, first), *later = changes
     timestamps = Timestamps(first, first_ns)
-    for time_ns, timestamp in later:
-        timestamps.append(time_ns, timestamp)
+    timestamps.log += later
     return timestamps

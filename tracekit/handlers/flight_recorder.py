@@ -108,9 +108,8 @@ class FlightRecorder(TraceHandler):
         self._cool_down_ns = max(_COOL_DOWN_NS, round(seconds * 1e9))
         self._recording: Recording | None = None
         self._timestamp: Timestamp | None = None
-        self._requests: deque[tuple[str, int, threading.Event | None]] = (
-            deque()
-        )  # reason, number of the flush before the request, event to set afterwards
+        # Reason, number of the flush before the request, event to set afterwards
+        self._requests: deque[tuple[str, int, threading.Event | None]] = deque()
         self._flushes = 0
         self._quiet_until_ns = 0
         self._metadata: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=64)
@@ -150,8 +149,7 @@ class FlightRecorder(TraceHandler):
     def flush(self) -> None:
         """Write the dumps that are due."""
         self._flushes += 1
-        if self._signal is not None and self._signal.arrived():
-            self._request(f"signal {self._signal.name}", flush=self._flushes - 1)
+        self._notice_signal()
         due = []
         # A request that was made after the last delivery waits for the next one, so that the dump includes its cause.
         while self._requests and self._requests[0][1] + 2 <= self._flushes:
@@ -160,19 +158,15 @@ class FlightRecorder(TraceHandler):
 
     def close(self) -> None:
         """Write the remaining dumps, and remove the hooks if a signal ended the recording."""
-        self._take_hooks_back()
+        for hook in self.hooks:
+            hook.remove()
+        self._notice_signal()
         if self._on_close and self._recording is not None:
             self._request("the recording ends")
         due = list(self._requests)
         self._requests.clear()
         self._serve(due)
         self._trace.close()
-
-    def _take_hooks_back(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        if self._signal is not None and self._signal.arrived():
-            self._request(f"signal {self._signal.name}")
 
     # ---- kept events --------------------------------------------------------------------------------------------------
 
@@ -220,6 +214,10 @@ class FlightRecorder(TraceHandler):
         if newest_ns >= self._quiet_until_ns:
             self._quiet_until_ns = newest_ns + self._cool_down_ns
             self._request(reason, flush=flush)
+
+    def _notice_signal(self) -> None:
+        if self._signal is not None and self._signal.arrived():
+            self._request(f"signal {self._signal.name}", flush=self._flushes - 1)
 
     def _uncaught(self, error: BaseException, of_main_thread: bool) -> None:
         if self._recording is None or self._recording.process.pid != os.getpid():

@@ -38,16 +38,8 @@ class Gap:
 
     def add(self, batch: EventBatch, *, count: bool = True) -> None:
         """Take in a batch that could not be written, and count it unless told not to; see `RankTrace.write_events`."""
-        records, lost = batch.records, 0
-        edges = []
-        for at in range(0, len(records), WIDTH):
-            if records[at + 2] in (BEGIN, END):
-                edges.append(records[at : at + WIDTH])
-            else:
-                lost += 1
-        late_events = self.late_events
-        for edge in sorted(edges, key=lambda edge: edge[1]):  # stable: at equal times, ends stay first
-            lost += self._keep(*edge)
+        edges, late_events = _edges(batch.records), self.late_events
+        lost = len(batch) - len(edges) + sum(self._keep(*edge) for edge in edges)
         if not count:
             self.late_events = late_events
         elif lost:
@@ -87,6 +79,14 @@ class Gap:
         return 0
 
 
+def _edges(records: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return the starts and finishes of long slices, by time; at equal times, ends stay before starts."""
+    if not any(count_kinds(records, BEGIN, END)):
+        return []
+    edges = [records[at * WIDTH : (at + 1) * WIDTH] for at in places(records, BEGIN, END)]
+    return sorted(edges, key=lambda edge: edge[1])
+
+
 def count_events(batch: EventBatch) -> int:
     """Return how many events a batch has, a slice counting at its finish."""
     (begins,) = count_kinds(batch.records, BEGIN)
@@ -123,14 +123,10 @@ class CarriedSlices:
 
     def follow(self, records: Sequence[Any]) -> None:
         """Take in the records of a batch (see `tracekit.events`)."""
-        if not any(count_kinds(records, BEGIN, END)):
+        edges = _edges(records)
+        if not edges:
             return
-        edges = [
-            (records[at * WIDTH + 1], records[at * WIDTH + 2], records[at * WIDTH], records[at * WIDTH + 3])
-            for at in places(records, BEGIN, END)
-        ]
-        # The sort is stable: at equal times, ends stay before starts.
-        for time_ns, kind, label, track in sorted(edges, key=lambda edge: edge[0]):
+        for label, time_ns, kind, track in edges:
             slices = self._by_track.setdefault(track, [])
             if kind == BEGIN:
                 slices.append((label, time_ns))

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 class NameTakenError(ConfigError):
     """A file of that name exists, and tracekit never overwrites a trace."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: exists already, and tracekit never overwrites a trace; choose another name "
+            "(with {run_id} or {attempt} in it), or remove the file"
+        )
+
 
 class LiveFile:
     """A local file that is whole after every write.
@@ -40,15 +46,15 @@ class LiveFile:
         self.path = path
         make_folder(path.parent, name, mode)
         if os.path.lexists(path):
-            raise name_taken(path)
-        self._good_bytes = 0
+            raise NameTakenError(path)
+        self.size_bytes = 0  # of the complete records
         self._torn = False
         self._head = b""  # records to write first, in a file that begins again
         self._descriptor = -1
         try:
             self._create(head, mode)
         except FileExistsError:
-            raise name_taken(path) from None
+            raise NameTakenError(path) from None
         except OSError as error:
             raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
 
@@ -74,11 +80,6 @@ class LiveFile:
                 os.unlink(temporary)
 
     @property
-    def size_bytes(self) -> int:
-        """Size of the complete records, in bytes."""
-        return self._good_bytes
-
-    @property
     def gone(self) -> bool:
         """True if somebody has removed or replaced the file, so that nobody can read later writes."""
         try:
@@ -92,13 +93,13 @@ class LiveFile:
     def truncated(self) -> bool:
         """True if somebody has truncated the file in place, as logrotate does with ``copytruncate``."""
         try:
-            return os.fstat(self._descriptor).st_size < self._good_bytes
+            return os.fstat(self._descriptor).st_size < self.size_bytes
         except OSError:
             return False
 
     def restart(self, head: bytes) -> None:
         """Empty the file, and begin it again with other first records, now or with the next write."""
-        self._good_bytes, self._torn, self._head = 0, True, head
+        self.size_bytes, self._torn, self._head = 0, True, head
         with contextlib.suppress(OSError):
             self.write(b"")
 
@@ -122,12 +123,12 @@ class LiveFile:
             with contextlib.suppress(OSError):  # retried before the next write
                 self._cut_back()
             raise
-        self._good_bytes += len(data)
+        self.size_bytes += len(data)
         self._head = b""
 
     def _cut_back(self) -> None:
-        if os.fstat(self._descriptor).st_size > self._good_bytes:  # ftruncate would extend a shorter file
-            os.ftruncate(self._descriptor, self._good_bytes)
+        if os.fstat(self._descriptor).st_size > self.size_bytes:  # ftruncate would extend a shorter file
+            os.ftruncate(self._descriptor, self.size_bytes)
         self._torn = False
 
     def overwrite(self, offset: int, data: bytes) -> None:
@@ -148,7 +149,7 @@ class LiveFile:
         try:
             self.write(lines)
             # Perfetto accepts a comma before the bracket, but JSON does not.
-            self.overwrite(self._good_bytes - len(b",\n"), b"\n]\n")
+            self.overwrite(self.size_bytes - len(b",\n"), b"\n]\n")
         except OSError:
             pass  # Perfetto reads the file without its end
         finally:
@@ -158,14 +159,6 @@ class LiveFile:
         """Close the file as it is."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
-
-
-def name_taken(path: Path) -> NameTakenError:
-    """Return the error that refuses a name."""
-    return NameTakenError(
-        f"{path}: exists already, and tracekit never overwrites a trace; choose another name "
-        "(with {run_id} or {attempt} in it), or remove the file"
-    )
 
 
 def check_mode(mode: int) -> int:

@@ -240,26 +240,23 @@ class EndMerge:
         name: FileName,
         merged_filename: StrPath,
         *,
-        timeout: float,
-        wait: bool,
-        every_window: bool,
-        log_to: str | None = None,
+        merge_timeout: float,
+        merge_wait: bool,
+        merge_every_window: bool,
+        log_to: str | None,
     ) -> None:
-        check_seconds("merge_timeout", timeout)
+        check_seconds("merge_timeout", merge_timeout)
         if log_to is not None:
             check_choice("log_to", log_to, LOG_SERVICES)
         self._log_to = log_to
         self._name = name
         self._merged = FileName(check_path("merged_filename", merged_filename))
-        self._timeout_s = timeout
-        self._wait = wait
+        self._timeout_s = merge_timeout
+        self._wait = merge_wait
         self._recording: Recording | None = None
         self._folder = ""
-        self.every_window = every_window
+        self.every_window = merge_every_window
         self.path: str | None = None
-        self._check()
-
-    def _check(self) -> None:
         merged, fields = shown(self._merged.template), self._merged.fields
         if not split_suffix(self._merged.template)[1]:
             raise ConfigError(

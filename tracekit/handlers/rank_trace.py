@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +29,7 @@ from tracekit.formats.rank_trace import (
     index_name,
 )
 from tracekit.handlers.gap import CarriedSlices, Gap, count_events, newest_ns, span_ns
-from tracekit.handlers.live_file import LiveFile, NameTakenError, check_mode, make_folder, name_taken
+from tracekit.handlers.live_file import LiveFile, NameTakenError, check_mode, make_folder
 from tracekit.handlers.rotation import Retention, Rotation
 from tracekit.naming import FileName, shown
 from tracekit.notices import Notices
@@ -50,7 +52,7 @@ TRUNCATED: Final = "events of files that were truncated"
 UNWRITTEN: Final = "events that could not be written"
 _IDENTITY: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", "pid", "attempt")
 _LOSS_BYTES: Final = 120  # of the line with the number of lost events; it has room for any number
-_LONGEST_S: Final = 10.0  # without a call of `RankTrace.ending`
+_LONGEST_S: Final = 9.0  # for deliveries without a call of `RankTrace.ending`
 _MOST_PENDING: Final = 1000  # lines of metadata while a file cannot be written
 _MOST_WAITING: Final = 64  # without a file: the next window may come in a week
 _SHARE: Final = 0.9  # of the time for the end of the recording; the rest is for the steps before and after
@@ -135,7 +137,8 @@ class RankTrace:
         self._number = 0  # of the next file
         self._used: set[str] = set()  # every name that was given, including names of files that are gone
         self._begun_at: list[tuple[str, int]] = []  # each file, and the batch that it begins with
-        self._segment: Segment | None = None
+        self.segment: Segment | None = None
+        """The file that is being written."""
         self._tables: EventBatch | None = None  # an empty batch: labels, tracks and timestamps for late events
         self._open_slices = CarriedSlices()
         self._delivered_ns = 0  # every event up to this time was delivered
@@ -143,7 +146,7 @@ class RankTrace:
         self._gap = Gap()  # events that the segment lacks; without one, that the next segment reports
         self._pending: list[bytes] = []  # lines to write before the next events
         self._offset: tuple[str, Mapping[str, Any]] | None = None  # the newest
-        self._lost: dict[str, int] = {UNWRITTEN: 0, GONE: 0, TRUNCATED: 0}  # except in the current segment
+        self._lost: Counter[str] = Counter()  # by reason, except in the current segment
 
     # ---- the recording ------------------------------------------------------------------------------------------------
 
@@ -184,8 +187,7 @@ class RankTrace:
             True if a segment was being written.
         """
         self._repair()
-        was_writing = self._segment is not None
-        if self._segment is not None:
+        if was_writing := self.segment is not None:
             counts = None
             if summary is not None:
                 # Remove old files first, so that the summary counts them.
@@ -195,24 +197,18 @@ class RankTrace:
                 if self._retention.removed["files"]:
                     counts["removed"] = self._retention.removed
             self.finish(counts)
-        if self._deadline_ns is None:  # the recording has not started
-            self.ending(_LONGEST_S)
-        assert self._deadline_ns is not None
-        self._outbox.close(max(0.0, (self._deadline_ns - SYSTEM_CLOCK.monotonic_ns()) / 1e9))
+        now_ns = SYSTEM_CLOCK.monotonic_ns()
+        remaining_s = _LONGEST_S if self._deadline_ns is None else (self._deadline_ns - now_ns) / 1e9
+        self._outbox.close(max(0.0, remaining_s))
         self.make_room()
         return was_writing
 
     # ---- what was written ---------------------------------------------------------------------------------------------
 
     @property
-    def segment(self) -> Segment | None:
-        """The file that is being written."""
-        return self._segment
-
-    @property
     def lost_events(self) -> int:
         """Number of events that the current segment lacks because they could not be written."""
-        lost = 0 if self._segment is None else self._segment.lost_events
+        lost = 0 if self.segment is None else self.segment.lost_events
         return lost + self._gap.events + self._gap.late_events
 
     @property
@@ -223,18 +219,14 @@ class RankTrace:
     @property
     def location(self) -> str:
         """URL or local path of the current segment or, without one, of the next."""
-        if self._segment is not None:
-            return self._segment.name if self._is_remote else os.fspath(self._segment.file.path)
+        if self.segment is not None:
+            return self.segment.name if self._is_remote else os.fspath(self.segment.file.path)
         return self._name.format(self._recording.process, self.timestamp)
 
     def losses(self) -> Mapping[str, int]:
         """Return how many events could not be kept, by reason."""
-        lost = dict(self._outbox.lost)
-        for reason, count in self._lost.items():
-            lost[reason] = lost.get(reason, 0) + count
-        if self._segment is not None:
-            lost[UNWRITTEN] += self.lost_events
-        return {reason: count for reason, count in lost.items() if count}
+        unwritten = 0 if self.segment is None else self.lost_events
+        return dict(Counter(self._outbox.lost) + self._lost + Counter({UNWRITTEN: unwritten}))
 
     def files_of(self, first_batch: int, last_batch: int) -> list[str]:
         """Return the paths that hold the delivered events of a range of batches. Thread-safe."""
@@ -250,14 +242,14 @@ class RankTrace:
         """Write a batch, to a new segment if one is due, or count it as lost. Raises nothing for a storage that fails."""
         self._repair()
         last_ns = newest_ns(batch.records) if self._rotation is not None else batch.cut_ns
-        if self._segment is None or self._is_full(self._segment, last_ns, batch):
+        if self.segment is None or self._is_full(self.segment, last_ns, batch):
             # The first batch names its file; it began when this batch's first event happened.
             self._begin_next(batch.timestamps.at(earliest(batch.records)), batch)
         self._open_slices.follow(batch.records)
         self._tables = dataclasses.replace(batch, records=())
         # A start may be delivered after events with later times.
         self._delivered_ns = max(last_ns, batch.cut_ns, self._delivered_ns)
-        segment = self._segment
+        segment = self.segment
         if segment is None:
             self._lost[UNWRITTEN] += count_events(batch)
             self._gap.extend(count_events(batch), *span_ns(batch))
@@ -275,19 +267,13 @@ class RankTrace:
 
         The end and start where a slice is cut in two do not count as events.
         """
-        segment = self._segment
+        segment = self.segment
         assert segment is not None
         for piece in batch.pieces(_WRITTEN_AT_ONCE):
             late = self._late(piece) if self._gap or self._pending else b""
-            error = self._append(segment, late + self._encoder.encode(piece))
-            if error is None:
-                segment.events += (count_events(piece) if count else 0) + self._gap.late_events
-                segment.lost_events += self._gap.events
-                self._gap = Gap()
-                self._pending.clear()
-                if late:
-                    self._tell_losses(segment)
-            else:
+            try:
+                segment.file.write(late + self._encoder.encode(piece))
+            except OSError as error:
                 self._gap.add(piece, count=count)
                 self._tables = dataclasses.replace(piece, records=())
                 self._encoder.restart()  # the lost data may include thread names
@@ -299,6 +285,13 @@ class RankTrace:
                     error.strerror or error,
                     self.lost_events,
                 )
+            else:
+                segment.events += (count_events(piece) if count else 0) + self._gap.late_events
+                segment.lost_events += self._gap.events
+                self._gap = Gap()
+                self._pending.clear()
+                if late:
+                    self._tell_losses(segment)
             if piece and not segment.start_ns:
                 segment.start_ns, segment.end_ns = span_ns(piece)
             if piece.cut_ns:
@@ -308,26 +301,21 @@ class RankTrace:
         """Write a metadata event, now or as soon as that is possible."""
         self._repair()
         self._pending.append(self._encoder.metadata(name, args))
-        del self._pending[: -_MOST_PENDING if self._segment else -_MOST_WAITING]
+        del self._pending[: -_MOST_PENDING if self.segment else -_MOST_WAITING]
         self._write_pending()
 
     def write_offset(self, offset: ClockOffset) -> None:
         """Write the offset of this process's clock to another's, also to every later segment."""
         self._offset = offset_metadata(offset)
         self._repair()
-        if self._segment is not None:
+        if self.segment is not None:
             self.write_metadata(*self._offset)
 
     def _write_pending(self) -> None:
-        if self._segment and self._pending and self._append(self._segment, b"".join(self._pending)) is None:
-            self._pending.clear()
-
-    def _append(self, segment: Segment, data: bytes) -> OSError | None:
-        try:
-            segment.file.write(data)
-        except OSError as error:
-            return error
-        return None
+        if self.segment and self._pending:
+            with contextlib.suppress(OSError):  # tried again before the next events
+                self.segment.file.write(b"".join(self._pending))
+                self._pending.clear()
 
     def _late(self, batch: EventBatch) -> bytes:
         """Return the late data: metadata, the gap, and the starts and finishes of long slices."""
@@ -342,7 +330,7 @@ class RankTrace:
     def flush(self) -> None:
         """Begin a removed or truncated file again, and let no remote segment wait too long for more events."""
         self._repair()
-        segment, tables = self._segment, self._tables
+        segment, tables = self.segment, self._tables
         if segment is not None and segment.events and tables is not None and self._is_old(segment):
             self._begin_next(tables.timestamps.at(self._delivered_ns), tables)
         if self._retention:
@@ -351,7 +339,7 @@ class RankTrace:
     def end_window(self, wall_clock_time_ns: int) -> bool:
         """Complete the segment if every recording window has a separate one. Return True if it was completed."""
         self._repair()
-        if not self._name.per_window or self._segment is None:
+        if not self._name.per_window or self.segment is None:
             return False
         self._end_segment(wall_clock_time_ns - self._recording.anchor.offset_ns)
         return True
@@ -364,14 +352,14 @@ class RankTrace:
             StorageError: The file cannot be made.
         """
         segment = self._make(timestamp, first=first)
-        if self._segment is not None:
+        if self.segment is not None:
             self._end_segment(self._delivered_ns)
         self._start(segment, timestamp, tables)
         return segment
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> Segment:
         """Complete the current segment, and send it to its final place. Raises nothing for a storage that fails."""
-        segment = self._segment
+        segment = self.segment
         assert segment is not None
         if self._tables is not None and (self._gap or self._pending):
             self.write_events(self._tables, count=False)
@@ -379,7 +367,7 @@ class RankTrace:
         segment.file.finish(b"" if summary is None else self._encoder.metadata(SUMMARY_EVENT, summary))
         segment.lost_events = self.lost_events
         self._lost[UNWRITTEN] += segment.lost_events
-        self._segment, self._gap = None, Gap()
+        self.segment, self._gap = None, Gap()
         self._pending.clear()
         here = self._outbox.send(
             segment.file.path, segment.name, events=segment.events, start_ns=segment.start_ns, end_ns=segment.end_ns
@@ -393,7 +381,7 @@ class RankTrace:
         waiting, waiting_bytes = self._outbox.waiting
         for path, name in self._outbox.arrived():
             self._retention.add(path, name)
-        live_bytes = None if self._segment is None else self._segment.file.size_bytes + coming_bytes
+        live_bytes = None if self.segment is None else self.segment.file.size_bytes + coming_bytes
         if waiting:
             coming, live_bytes = coming + waiting, (live_bytes or 0) + waiting_bytes
         for name in self._retention.make_room(coming=coming, live_bytes=live_bytes):
@@ -418,7 +406,7 @@ class RankTrace:
         try:
             self.begin(timestamp, tables)
         except (ConfigError, StorageError) as error:
-            consequence = "the old one is written on" if self._segment else "events are lost and counted"
+            consequence = "the old one is written on" if self.segment else "events are lost and counted"
             self._notices.warn(
                 "refused", "tracekit: no new trace file can be made (%s); %s until it can", error, consequence
             )
@@ -431,7 +419,7 @@ class RankTrace:
             path = self._outbox.place(name)
             try:
                 if not self._is_remote and os.path.lexists(path.parent / basename(name)):
-                    raise name_taken(path.parent / basename(name))  # the packed one
+                    raise NameTakenError(path.parent / basename(name))  # the packed one
                 file = LiveFile(path, head + self._loss_line(0), name, self._mode)
             except (ConfigError, StorageError) as error:
                 self._outbox.discard(path)
@@ -446,7 +434,7 @@ class RankTrace:
 
     def _start(self, segment: Segment, timestamp: Timestamp, tables: EventBatch | None) -> None:
         """Write the state that a segment needs from earlier ones: the gap, the metadata and the open slices."""
-        self._segment, self.timestamp = segment, timestamp
+        self.segment, self.timestamp = segment, timestamp
         self._begun_at = [(name, begun) for name, begun in self._begun_at if name != segment.name]
         self._begun_at.append((segment.name, int(timestamp.batch)))
         self._encoder.restart()
@@ -471,7 +459,7 @@ class RankTrace:
 
     def _repair(self) -> None:
         """Begin a file again that somebody has truncated in place or removed; count its events as lost."""
-        segment = self._segment
+        segment = self.segment
         if segment is None:
             return
         truncated = segment.file.truncated
@@ -487,7 +475,7 @@ class RankTrace:
             segment.events,
             "it begins again" if truncated else "a new one is begun",
         )
-        self._segment, self._gap, self._cut_ns = None, Gap(), None
+        self.segment, self._gap, self._cut_ns = None, Gap(), None
         if segment.events:
             self._gap.extend(segment.events, segment.start_ns, segment.end_ns)
         tables = self._tables

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -80,7 +81,7 @@ class SignalTrigger:
         if taken == -1:
             self._pipe = read_end, write_end
             if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=_ChildSide(self))
+                os.register_at_fork(after_in_child=partial(_release_in_child, weakref.ref(self)))
         else:  # somebody else's
             signal.set_wakeup_fd(taken)
             os.close(read_end)
@@ -145,19 +146,11 @@ class SignalTrigger:
             signal.raise_signal(number)
 
 
-class _ChildSide:
-    """Removes the wakeup descriptor in a forked child; otherwise the parent would detect the signals of the child."""
-
-    __slots__ = ("_trigger",)
-
-    def __init__(self, trigger: SignalTrigger) -> None:
-        self._trigger = weakref.ref(trigger)
-
-    def __call__(self) -> None:
-        trigger = self._trigger()
-        if trigger is not None:
-            # Without the lock: a thread that does not exist in the child may have held it.
-            trigger._release_pipe()  # noqa: SLF001 - two halves of one thing
+def _release_in_child(reference: weakref.ref[SignalTrigger]) -> None:
+    """Remove the wakeup descriptor in a forked child; otherwise the parent would detect the signals of the child."""
+    if (trigger := reference()) is not None:
+        # Without the lock: a thread that does not exist in the child may have held it.
+        trigger._release_pipe()  # noqa: SLF001 - two halves of one thing
 
 
 class ExceptionTrigger:

@@ -1,16 +1,4 @@
-"""Timers like those of Megatron and NeMo, with their calls in the trace.
-
-::
-
-    from tracekit.timers import Timers, read_timers
-
-    timers = Timers(2, "minmax")
-    with timers("forward"):
-        ...
-    timers.log(["forward"])                          # as there
-    TensorBoardSink(writer).write(timers.snapshot(), step)   # count, mean, deviation, percentiles
-    print(read_timers("traces/RUN/").text())         # of all ranks, from their traces, afterwards
-"""
+"""Timers like those of Megatron and NeMo, with their calls in the trace; see `Timers`, the sinks, and `read_timers`."""
 
 from tracekit.timers.sinks import (
     CSVSink,

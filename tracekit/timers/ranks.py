@@ -98,8 +98,8 @@ class RankReports:
 
     def collect(
         self, report: str, own: Any, *, reads: bool | None = None, step: object = None, timeout_s: float | None = None
-    ) -> tuple[dict[int, Any], list[int]] | None:
-        """Send this rank's values, of JSON, and return those of all ranks and the missing ranks if this rank reads them.
+    ) -> tuple[dict[int, Any], list[int]]:
+        """Send this rank's values, of JSON, and return those of all ranks and the missing ranks; empty where it does not read.
 
         All ranks make the same reports in the same order; a training step matches them better. Values that may be of an
         earlier report are left out. Where ``reads`` is None all ranks read: then rank 0 does, and forwards the values,
@@ -110,7 +110,7 @@ class RankReports:
         """
         distributed = process_group()
         if distributed is None:
-            return None if reads is False else ({0: own}, [])
+            return ({} if reads is False else {0: own}), []
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         found: dict[int, Any] = {}
         try:
@@ -140,20 +140,19 @@ class RankReports:
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0]
             raise TimerError(f"the other ranks' timers cannot be read: {type(error).__name__}: {reason}") from error
-        return None if reads is False else (found, [rank for rank in self._ranks if rank not in found])
+        return found, [rank for rank in self._ranks if reads is not False and rank not in found]
 
     def sums(
         self, report: str, own: dict[str, int], *, reads: bool | None = None, step: object = None
     ) -> dict[int, dict[str, int]]:
-        """Do `collect` for sums in ns by name, nothing for no reader. Missing ranks are logged once; nothing raises."""
+        """Do `collect` for sums in ns by name. Missing ranks are logged once; nothing raises."""
         try:
-            found, missing = self.collect(report, own, reads=reads, step=step) or ({}, [])
+            found, missing = self.collect(report, own, reads=reads, step=step)
         except TimerError as error:
             self.warn("store", f"{error}; the reports are of this rank alone")
             return {} if reads is False else {self.place[0]: own}
-        if reads is False:
-            return found
-        self._missing &= set(missing)
+        if reads is not False:
+            self._missing &= set(missing)
         if not self._missing >= set(missing):
             self._missing.update(missing)
             logger.warning(
@@ -186,8 +185,6 @@ class RankReports:
         """Put this rank's value, of JSON, into the store, and whether it will read those of the others. Does not wait."""
         key = self._key(topic, self._rank)
         self._store.set(key, json.dumps([reads, value]))
-        if topic == _LEVEL:  # read by any later barrier
-            return
         self._kept.append(key)
         if len(self._kept) > _MAX_KEPT:
             old = self._kept.popleft()
@@ -238,7 +235,8 @@ class RankReports:
     def _announce(self, distributed: Any) -> None:
         self._connect(distributed)
         if self._rank not in self._levels:
-            self._put(_LEVEL, self._log_level, reads=True)
+            # Unlike other values it stays in the store: any later barrier reads it.
+            self._store.set(self._key(_LEVEL, self._rank), json.dumps([True, self._log_level]))
             self._levels[self._rank] = self._log_level
 
     def barrier(self, name: str, level: int, group: Any) -> None:

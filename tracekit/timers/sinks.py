@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -62,8 +64,7 @@ class TextSink:
     """Passes the table as text, with its units, to a function.
 
     Args:
-        output: Called with the text, such as ``print`` or ``logger.info``; None logs it at level INFO as
-            "tracekit.timers".
+        output: Called with the text, such as ``print``; None logs it at level INFO as "tracekit.timers".
     """
 
     def __init__(self, output: Callable[[str], object] | None = None) -> None:
@@ -74,7 +75,7 @@ class TextSink:
         self._output(f"timers at step {step}:\n{table.text()}")
 
 
-class _FileSink:
+class _FileSink(ABC):
     """Appends text to a file. Each write opens and closes it, so that it is complete after each, and rotating it is safe."""
 
     def __init__(self, path: StrPath) -> None:
@@ -100,8 +101,9 @@ class _FileSink:
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror or error}") from error
 
+    @abstractmethod
     def _text(self, records: list[dict[str, Any]]) -> str:
-        raise NotImplementedError
+        """Return what to append to the file."""
 
 
 def _private(path: str, flags: int) -> int:
@@ -123,37 +125,28 @@ class CSVSink(_FileSink):
     """
 
     def _text(self, records: list[dict[str, Any]]) -> str:
-        text = io.StringIO()
-        lines = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        if not self._has_head():
-            lines.writeheader()
-        lines.writerows(records)
-        return text.getvalue()
-
-    def _has_head(self) -> bool:
+        head = ""
         try:
-            with self._path.open(encoding="utf-8", newline="") as file:
+            with suppress(FileNotFoundError), self._path.open(encoding="utf-8", newline="") as file:
                 head = file.readline()
-        except FileNotFoundError:
-            return False
         except (OSError, UnicodeDecodeError) as error:
             raise StorageError(f"{self._path}: cannot be read: {error}") from error
         if head and head.strip() != ",".join(_COLUMNS):
             raise StorageError(
                 f"{self._path}: its first line is not the head of a table of timers; choose another file"
             )
-        return bool(head)
+        text = io.StringIO()
+        lines = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        if not head:
+            lines.writeheader()
+        lines.writerows(records)
+        return text.getvalue()
 
 
 class JSONLinesSink(_FileSink):
     """Appends to a file of JSON objects, one a line for each timer and rank, with the keys that are the columns of `CSVSink`.
 
-    Args:
-        path: The file. An existing one is continued.
-
-    Raises:
-        ConfigError: It is a URL.
-        StorageError: It cannot be written.
+    The argument and the errors are those of `CSVSink`; it continues any file.
     """
 
     def _text(self, records: list[dict[str, Any]]) -> str:

@@ -25,8 +25,10 @@ def names_of(ranks: Mapping[int, Mapping[str, object]], names: Sequence[str] | N
 
 def used_sums(sums: Sums, names: Sequence[str] | None) -> dict[str, dict[int, int]]:
     """Return the sums in ns by name, and by rank in order, of the ranks that have used a timer."""
-    by_name = {name: {rank: sums[rank].get(name, 0) for rank in sorted(sums)} for name in names_of(sums, names)}
-    used = {name: {rank: sum_ns for rank, sum_ns in found.items() if sum_ns > 0} for name, found in by_name.items()}
+    used = {
+        name: {rank: sums[rank][name] for rank in sorted(sums) if sums[rank].get(name, 0) > 0}
+        for name in names_of(sums, names)
+    }
     return {name: found for name, found in used.items() if found}
 
 
@@ -34,15 +36,14 @@ def sums_text(sums: Sums, names: Sequence[str] | None, option: str, normalizer: 
     """Return Megatron's report of sums in ns by rank and name, without a newline at its end; None for an empty one.
 
     The lines are Megatron's, but for one thing: the header gives the unit of the values, so with a normalizer N, such
-    as the number of iterations, it is "(ms / N)" instead of "(ms)". The option is "max" (the slowest rank's),
-    "minmax", or "all".
+    as the number of iterations, it is "(ms / N)" instead of "(ms)". The option is a key of `TITLES`.
     """
     lines = []
     for name, found in used_sums(sums, names).items():
         values = {rank: f"{sum_ns / (_MS * normalizer):.2f}" for rank, sum_ns in found.items()}
         low, high = (values[extreme(found, key=found.__getitem__)] for extreme in (min, max))
         if option == "all":
-            lines += [f"  {name}:", *(f"     rank {rank:2d}: {value}" for rank, value in values.items())]
+            lines += [f"  {name}:", *(f"     rank {rank:2d}: {values[rank]}" for rank in found)]
         else:
             lines.append(f"    {name + ' ':.<{_NAME_WIDTH}}: {high if option == 'max' else f'({low}, {high})'}")
     unit = "ms" if normalizer == 1 else f"ms / {normalizer:g}"
@@ -51,13 +52,7 @@ def sums_text(sums: Sums, names: Sequence[str] | None, option: str, normalizer: 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table.
-
-    Attributes:
-        timer: Name of the timer.
-        rank: The rank; None is all ranks together.
-        statistics: Of the calls that have ended.
-    """
+    """One line of a table: a timer, its rank (None is all ranks together), and the statistics of its calls."""
 
     timer: str
     rank: int | None

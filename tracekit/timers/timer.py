@@ -1,7 +1,6 @@
 """Timer: measures a named piece of code each time it runs, as a slice in the trace and a number to report.
 
-A timer uses a marker, so that its calls are also in the trace, with the category "timer". It reads the monotonic clock
-twice a call and keeps the difference. Sums and statistics are computed from those when somebody asks.
+It keeps the difference of two readings of the monotonic clock; sums and statistics are computed when somebody asks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from tracekit.timers.ranks import wait_at_barrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-    from types import TracebackType
 
     from tracekit.recording.marker import Marker
 
@@ -46,24 +44,24 @@ class TimerBase(ABC):
         name: Name of the timer.
     """
 
-    __slots__ = ("name",)
-
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __enter__(self) -> TimerBase:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: Any, traceback: Any) -> None:
         """Stop it."""
 
     def start(self, barrier: bool = False) -> None:
         """Start it."""
+        if barrier:
+            self.with_barrier()
 
     def stop(self, barrier: bool = False) -> None:
         """Stop it."""
+        if barrier:
+            self.with_barrier()
 
     def reset(self) -> None:
         """Forget the time measured so far."""
@@ -72,9 +70,9 @@ class TimerBase(ABC):
     def elapsed(self, reset: bool = True, barrier: bool = False) -> float:
         """Return seconds since the last reset."""
 
-    @abstractmethod
     def active_time(self) -> float:
         """Return seconds since the timer was made."""
+        return self.elapsed(reset=False)
 
     def set_elapsed(self, value: float) -> None:
         """Set a time measured elsewhere, in seconds."""
@@ -90,16 +88,13 @@ class TimerBase(ABC):
 class OffTimer(TimerBase):
     """A timer that measures nothing and waits for nobody. Reading it raises a `TimerError`.
 
-    `Timers` returns one for each name that its level switches off. Code that takes a timer can be given ``DummyTimer()``,
-    Megatron's name for it.
+    `Timers` returns one for each name that its level switches off. ``DummyTimer()``, Megatron's name, makes one.
 
     Args:
         name: Name of the timer.
         reason: Text of the error that reading it raises.
         announce: Called where a barrier is asked for, so that other ranks do not wait for this one.
     """
-
-    __slots__ = ("_announce", "_reason")
 
     def __init__(
         self,
@@ -114,25 +109,15 @@ class OffTimer(TimerBase):
     def __repr__(self) -> str:
         return f"<Timer {self.name!r}, off>"
 
-    def start(self, barrier: bool = False) -> None:
-        """Do nothing; with a barrier, announce to the other ranks not to wait for this one."""
-        if barrier:
-            self._announce()
-
-    stop = start
-
-    def with_barrier(self, barrier: bool = True) -> OffTimer:
-        """Return the timer itself; see `start`."""
-        self.start(barrier)
-        return self
-
     def elapsed(self, reset: bool = True, barrier: bool = False) -> NoReturn:
         """Raise a `TimerError` that says which level would switch the timer on."""
         raise TimerError(self._reason)
 
-    def active_time(self) -> NoReturn:
-        """Raise a `TimerError`; see `elapsed`."""
-        raise TimerError(self._reason)
+    def with_barrier(self, barrier: bool = True) -> OffTimer:
+        """Announce to the other ranks not to wait for this one, and return the timer itself."""
+        if barrier:
+            self._announce()
+        return self
 
 
 DummyTimer = OffTimer
@@ -151,12 +136,9 @@ class _Mark:
 class ReportMarks:
     """Marks on a total that only grows, in ns: one for the timer itself, one for each report. Not thread-safe.
 
-    Megatron's timers have one sum that every report may set back, so that the second of two reports shows nothing. Here a
-    reset drops, for every report, the time that this report has shown already, and no more: ``write`` and then
-    ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
+    A reset drops, for every report, the time that this report has shown already, and no more (in Megatron, all time): ``write``
+    and then ``log(reset=True)`` show the same, and a report that is asked every tenth time shows all ten.
     """
-
-    __slots__ = ("_marks", "_own_ns", "_start_ns")
 
     def __init__(self) -> None:
         self.restart(0)
@@ -174,10 +156,9 @@ class ReportMarks:
         return elapsed_ns
 
     def report(self, name: str, total_ns: int, *, reset: bool, step: object = None) -> int:
-        """Return the time that a report has to show, ns.
+        """Return the time that a report has to show, ns; for the step of its last call, that and the time since.
 
-        Asked twice for one step, a report shows the same and the time since, so that two writers get the values of the step
-        one after the other.
+        So two writers get the values of a step one after the other.
         """
         mark = self._marks.setdefault(name, _Mark(self._start_ns, self._start_ns, self._start_ns))
         if step is None or step != mark.step:
@@ -195,44 +176,32 @@ class ReportMarks:
 
 
 class Timer(TimerBase):
-    """Measures a piece of code each time it runs.
+    """Measures a piece of code each time it runs: ``with timers("forward"):``, or by `start` and `stop`.
 
     `Timers` makes timers and reports them. A separate ``Timer("load")`` measures the same way and is in the trace, but in no
-    report.
-
-    Use it as ``with timers("forward"):``, or by `start` and `stop`. Times are of the monotonic clock, which nobody can set.
+    report. Times are of the monotonic clock, which nobody can set.
 
     Threads and asyncio tasks may time with it concurrently: each has its own interval, and the sum may then be longer than
     the wall clock's. Recursion: a ``with`` inside of a ``with`` of the same timer is a slice in the trace, and its time, which
     belongs to the outer one, is counted once. Reading never disturbs a running timer: the part that has passed is counted.
-
     In a function that torch.compile compiles a timer breaks the graph, and measures; a `Marker` does neither.
 
     Args:
         name: Name of the timer and of its slices.
         log_level: Level of the timer; see `Timers`. A timer without a `Timers` is always on.
-        device: Which time it measures: "host" (the Python code), "synchronize" (wait for the device at both ends), or
-            "events" (the device's own time; calls count once the device has finished them). None is "host", with a hint in
-            the log when CUDA is in use. Without a CUDA device, "events" is "host".
+        device: The time it measures; see `Timers`. With "events", calls count once the device has finished them. Without a
+            CUDA device, "events" is "host".
         make_marker: Makes the markers of the slices; by default those of the active profiler.
         clock: Returns the time in ns; for tests.
         barrier: Waits for the ranks of a group, by name, level and group; by default the barrier of torch.distributed.
         warn: Logs a warning once, by its subject and its text; by default once in this process.
 
     Attributes:
-        name: As given.
-        log_level: As given.
         device: The time it measures: "host", "synchronize" or "events".
 
     Raises:
         ConfigError: There is no such device mode.
     """
-
-    __slots__ = (
-        *("__weakref__", "_barrier", "_before", "_began", "_calls", "_clock", "_events", "_group", "_injected_ns"),
-        *("_lock", "_make_marker", "_marker", "_marks", "_nested", "_open", "_stale", "_statistics", "_taken"),
-        *("device", "log_level"),
-    )
 
     def __init__(
         self,
@@ -287,9 +256,7 @@ class Timer(TimerBase):
         self._open[owner] = self._clock()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: Any, traceback: Any) -> None:
         if self.device == "synchronize":
             synchronize()
         end_ns = self._clock()
@@ -482,8 +449,6 @@ class _TimerWithBarrier:
     A body that raises does not end with a barrier: the other ranks may never come, and the error must get out.
     """
 
-    __slots__ = ("_timer",)
-
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
 
@@ -500,9 +465,7 @@ class _TimerWithBarrier:
         self._timer.__enter__()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: Any, traceback: Any) -> None:
         if exc_type is None:
             self._timer.wait_for_ranks()
         self._timer.__exit__(exc_type, exc, traceback)

@@ -57,13 +57,13 @@ class Timers:
         print(timers.snapshot().text())
 
     Each call also appears in the trace of the active profiler, as slices of category "timer". It also works without
-    a profiler, and without torch.
+    a profiler, and without torch. Any thread may use timers; reports belong to one.
 
     **Levels.** A timer is on if its level is not above ``log_level``: 0 is for the iteration, 1 for what runs once in each, 2
     (the default of a timer) for what runs often in each. One that is off costs a dictionary lookup, and is logged once.
 
-    **Ranks.** `log`, `write`, `get_all_timers_string` and `gather` are to be called by every rank, with or without the same
-    timers: those of one name belong together. They pass values through the store of torch.distributed. Only the rank that
+    **Ranks.** Every rank has to call `log`, `write`, `get_all_timers_string` and `gather`, with or without the same timers:
+    those of one name belong together. They pass values through the store of torch.distributed. Only the rank that
     reports waits for the others, ``timeout`` seconds at most; ranks that are missing are named. `tracekit.timers.read_timers`
     makes the same table from the traces of all ranks, without any of that. The ranks know each other's `Timers` by the file and
     line where they are made, those of one line by their order there; where that differs, give them the same ``name``.
@@ -71,10 +71,8 @@ class Timers:
     **Reports.** No report takes from another: ``write`` and then ``log`` show the same, although both reset. `Timer.reset`
     makes all of them begin anew. Methods of timers, and ``writer`` keys, are in seconds; text says its unit.
 
-    Threads: any may use timers; reports belong to one.
-
-    Copies: a copy, a deep one too (of a configuration that holds them), is the same object. Pickled for another process, it has
-    the same arguments and no timers yet, and uses the profiler that is active there.
+    **Copies.** A copy, a deep one too (of a configuration that holds them), is the same object. Pickled for another process, it
+    has the same arguments and no timers yet, and uses the profiler that is active there.
 
     Args:
         log_level: Which timers are on.
@@ -129,7 +127,6 @@ class Timers:
         self._rank: int | None = None  # without a process group
         self._timers: dict[str, Timer] = {}
         self._off: dict[tuple[str, int | None], OffTimer] = {}  # by name, and by the level that was given
-        self._logged_off: set[str] = set()
 
     def __copy__(self) -> Timers:
         return self
@@ -196,8 +193,7 @@ class Timers:
             f"timer {name!r} is off and measures nothing: {which}, and Timers has log_level {self._log_level}. Give Timers a "
             f"log_level of {log_level}, or the timer one up to {self._log_level}"
         )
-        if name not in self._logged_off:
-            self._logged_off.add(name)
+        if not any(name == known for known, _ in list(self._off)):
             # The default level surprises people (Megatron-LM#871); a level that they gave does not.
             logger.log(logging.WARNING if asked_level is None else logging.INFO, "tracekit: timers: %s", reason)
         return self._off.setdefault((name, asked_level), OffTimer(name, reason, self._ranks.announce))
@@ -209,18 +205,6 @@ class Timers:
         return {name: self._timers[name] for name in (self.names if names is None else names) if name in self._timers}
 
     # ---- Megatron's reports: one sum for each timer and rank ----------------------------------------------------------
-
-    def get_all_timers_string(
-        self, names: Names = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
-    ) -> str | None:
-        """Return the report of all ranks as text, on every rank; None where there is nothing to report.
-
-        The arguments are those of `log`; a reset starts the next such text from here.
-
-        Raises:
-            ConfigError: The normalizer is not above 0.
-        """
-        return self._text(self._log_option, names, reset, barrier, normalizer)
 
     def log(
         self,
@@ -247,12 +231,16 @@ class Timers:
             self._ranks.warn(
                 ("rank", rank), f"log(rank={rank!r}) prints nothing: there are {world_size} ranks, counted from 0"
             )
-        sums = self._sums(
-            "log", names, reset, barrier, normalizer, reads=own_rank == (world_size - 1 if rank is None else rank)
-        )
-        text = sums_text(sums, names, self._log_option, float(normalizer))
-        if text is not None:
+        reads = own_rank == (world_size - 1 if rank is None else rank)
+        sums = self._sums("log", names, reset, barrier, normalizer, reads=reads)
+        if (text := sums_text(sums, names, self._log_option, float(normalizer))) is not None:
             self._output(text)
+
+    def get_all_timers_string(
+        self, names: Names = None, normalizer: float = 1.0, reset: bool = True, barrier: bool = False
+    ) -> str | None:
+        """Return the report of all ranks as text, on every rank; None where there is nothing to report; see `log`."""
+        return self._text(self._log_option, names, reset, barrier, normalizer)
 
     def write(
         self,
@@ -286,12 +274,7 @@ class Timers:
         reset: bool = True,
         barrier: bool = False,
     ) -> None:
-        """Do as `write`, for Weights & Biases; `write` still shows the same values.
-
-        Raises:
-            ConfigError: The normalizer is not above 0.
-            TimerError: The writer has no ``log``, or the iteration is not a whole number.
-        """
+        """Do as `write`, for Weights & Biases; `write` still shows the same values."""
         if writer is not None and not hasattr(writer, "log"):
             raise TimerError(f"Timers.write_to_wandb takes wandb or a run of it, not {writer!r}")
         self._write("wandb", names, writer, iteration, normalizer, reset, barrier)
@@ -302,9 +285,6 @@ class Timers:
         """Return the seconds of the fastest and of the slowest rank by name, on every rank; every rank has to call this.
 
         The arguments are those of `log`. Timers that nobody has used are left out.
-
-        Raises:
-            ConfigError: The normalizer is not above 0.
         """
         used = used_sums(self._sums("extremes", names, reset, barrier, normalizer), names)
         scale = _SECOND_NS * float(normalizer)
@@ -324,10 +304,8 @@ class Timers:
         """
         sums = self._sums("matrix", names, reset, barrier)
         columns = names_of(sums) if names is None else list(names)
-        if not columns:
-            return None
         ranks = (sums.get(rank, {}) for rank in range(self._ranks.place[1]))
-        return tensor([[timers.get(name, 0) / _SECOND_NS for name in columns] for timers in ranks])
+        return tensor([[timers.get(name, 0) / _SECOND_NS for name in columns] for timers in ranks]) if columns else None
 
     def _get_global_min_max_time_string(
         self, names: Names, reset: bool, barrier: bool, normalizer: float, max_only: bool
@@ -419,13 +397,9 @@ class Timers:
         statistics = self._statistics(names, reset=reset, lifetime=lifetime)
         own = {name: found.to_dict() for name, found in statistics.items()}
         own_rank, world_size = self._ranks.place
+        reads = None if rank is None else own_rank == rank
         try:
-            collected = self._ranks.collect(
-                "table", own, reads=None if rank is None else own_rank == rank, timeout_s=timeout
-            )
-            if collected is None:
-                return None
-            found, missing = collected
+            found, missing = self._ranks.collect("table", own, reads=reads, timeout_s=timeout)
             if missing and not allow_missing:
                 raise TimerError(
                     f"gather: {rank_spans(missing, most=MAX_NAMED)} did not report within "
@@ -437,6 +411,8 @@ class Timers:
                 for timer in self._wanted(names).values():
                     timer.take_back_reset()
             raise
+        if reads is False:
+            return None
         if world_size == 1:
             return TimerTable({self._own_rank(): statistics})
         tables = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,14 @@ def test_json_lines(tmp_path: Path) -> None:
     assert [(line["step"], line["rank"], line["mean_s"]) for line in lines] == [
         (5, "all", 0.004), (5, 0, 0.002), (5, 1, 0.008), (7, "all", 0.002),
     ]  # fmt: skip
+
+
+def test_json_lines_go_to_a_pipe_as_well() -> None:
+    read_end, write_end = os.pipe()
+    JSONLinesSink(f"/dev/fd/{write_end}").write(ONE, 7)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        assert json.loads(pipe.read())["step"] == 7
 
 
 @pytest.mark.parametrize("sink", [CSVSink, JSONLinesSink, TensorBoardSink, WandbSink, MLflowSink])

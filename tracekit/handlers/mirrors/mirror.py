@@ -57,15 +57,15 @@ class Mirror(TraceHandler):
     def begin(self, name: str, categories: Sequence[str], moment: Moment) -> Any:
         """Begin a slice; return what `end` needs to end it."""
 
-    @abstractmethod
     def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
-        """End a slice.
+        """End a slice; the same as `leave` unless overridden.
 
         Args:
             opened: The object that `begin` returned.
             moment: Time of the end.
             exception: Type name of the exception that ended the slice, if one did.
         """
+        self.leave(opened)
 
     @abstractmethod
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:

@@ -45,7 +45,7 @@ class NVTXMirror(Mirror):
         self._color = color
         self._domain: Any = None
         self._attributes: dict[tuple[str, Sequence[str]], Any] = {}
-        self._local = threading.local()
+        self._local = _Pushes()
 
     def open(self, recording: Recording) -> None:
         """Determine if a tool listens."""
@@ -57,14 +57,10 @@ class NVTXMirror(Mirror):
         attributes = self._attributes_of(name, categories)
         if _in_event_loop():
             return self._domain.start_range(attributes)
-        pushed = _Pushed(attributes, self._stack)
+        pushed = _Pushed(attributes, self._local.stack)
         self._domain.push_range(attributes)
         pushed.stack.append(pushed)
         return pushed
-
-    def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
-        """End a range."""
-        self.leave(opened)
 
     def leave(self, opened: Any) -> None:
         """End a range, as far as this thread can."""
@@ -72,7 +68,7 @@ class NVTXMirror(Mirror):
             self._domain.end_range(opened)
             return
         stack = opened.stack
-        if stack is not self._stack:
+        if stack is not self._local.stack:
             return  # pushed by another thread, which alone could pop it; if that has ended, so have its ranges
         inner = stack[stack.index(opened) + 1 :]
         del stack[len(stack) - len(inner) - 1 :]
@@ -85,15 +81,6 @@ class NVTXMirror(Mirror):
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
         """Set a mark."""
         self._domain.mark(self._attributes_of(name, categories))
-
-    @property
-    def _stack(self) -> list[_Pushed]:
-        """The ranges that this thread has pushed and not popped, the innermost last."""
-        try:
-            stack: list[_Pushed] = self._local.stack
-        except AttributeError:
-            stack = self._local.stack = []
-        return stack
 
     def _attributes_of(self, name: str, categories: Sequence[str]) -> Any:
         key = (name, categories)
@@ -115,6 +102,13 @@ class _Pushed:
 
     attributes: Any
     stack: list[_Pushed]
+
+
+class _Pushes(threading.local):
+    """The ranges that this thread has pushed and not popped, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Pushed] = []
 
 
 def _in_event_loop() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MissingExtraError
@@ -56,17 +57,13 @@ class RecordFunctionMirror(Mirror):
         session = self._session()
         return _Recorded(self._enter(plain_text(name)), session, self._exit)
 
-    def end(self, opened: _Recorded, moment: Moment, exception: str | None) -> None:
-        """Leave a record function."""
-        self.leave(opened)
-
     def leave(self, opened: _Recorded) -> None:
         """Leave a record function, or keep it if leaving would crash."""
         session = self._flags._is_profiler_enabled  # noqa: SLF001
         if session and session is not opened.session:
             _kept.append(opened)
             return
-        opened.exit()
+        self._exit(opened.function)
         if _kept:
             self.flush()
 
@@ -79,7 +76,8 @@ class RecordFunctionMirror(Mirror):
         # One by one: several threads may do this, one may keep another meanwhile, and a profile may begin.
         while _kept and not self.is_listening():
             with suppress(IndexError):
-                _kept.pop(0).exit()
+                kept = _kept.pop(0)
+                kept.leave(kept.function)
 
     def _session(self) -> object:
         flag = self._flags._is_profiler_enabled  # noqa: SLF001
@@ -88,19 +86,13 @@ class RecordFunctionMirror(Mirror):
         return flag
 
 
+@dataclass(eq=False, slots=True)
 class _Recorded:
-    """A record function that was entered, and the session at that time."""
+    """A record function that was entered, the session at that time, and the function that leaves it."""
 
-    __slots__ = ("_function", "_leave", "session")
-
-    def __init__(self, function: Any, session: object, leave: Callable[[Any], object]) -> None:
-        self._function = function
-        self._leave = leave
-        self.session = session
-
-    def exit(self) -> None:
-        """Leave the record function."""
-        self._leave(self._function)
+    function: Any
+    session: object
+    leave: Callable[[Any], object]
 
 
 def _import_torch() -> tuple[Any, Callable[[str], Any], Callable[[Any], object]]:
