@@ -56,10 +56,8 @@ class GzipWriter:
         self._file = file
         self._deflater = _codec.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
         self._behind = Behind(self._pack) if behind else None
-        self._blocks: list[bytes | memoryview] = []
-        self._together = 1 if self._behind is None else _TOGETHER_BYTES // _BLOCK_BYTES
-        self._rest: list[bytes | memoryview] = []  # less than a block
-        self._rest_bytes = 0
+        self._together_bytes = _TOGETHER_BYTES if behind else _BLOCK_BYTES
+        self._rest = bytearray()
 
     def __enter__(self) -> GzipWriter:
         return self
@@ -70,35 +68,28 @@ class GzipWriter:
         if self._behind is not None:
             self._behind.__exit__(kind, error, traceback)
         if kind is None:
-            self._pack([*self._blocks, b"".join(self._rest)])
+            self._pack(self._rest)
             self._file.write(self._deflater.flush())
 
     def write(self, data: bytes) -> int:
         """Compress more data."""
-        # The output of isal depends on the sizes of its input pieces. Use fixed blocks, because callers pass any sizes.
-        size, view = self._rest_bytes + len(data), memoryview(data)
-        at, end = (-self._rest_bytes) % _BLOCK_BYTES, len(data) - size % _BLOCK_BYTES
-        if size >= _BLOCK_BYTES:
-            if self._rest:
-                self._blocks.append(b"".join([*self._rest, view[:at]]))
-            self._blocks += [view[begin : begin + _BLOCK_BYTES] for begin in range(at, end, _BLOCK_BYTES)]
-            self._rest, self._rest_bytes, view = [], 0, view[end:]
-        if view:
-            self._rest.append(view)
-            self._rest_bytes += len(view)
-        if len(self._blocks) >= self._together:
-            blocks, self._blocks = self._blocks, []
+        self._rest += data
+        if len(self._rest) >= self._together_bytes:
+            whole = len(self._rest) // _BLOCK_BYTES * _BLOCK_BYTES
+            blocks = self._rest[:whole]
+            del self._rest[:whole]
             if self._behind is None:
                 self._pack(blocks)
             else:
                 self._behind.give(blocks)
         return len(data)
 
-    def _pack(self, pieces: list[bytes | memoryview]) -> None:
-        for piece in pieces:
-            packed = self._deflater.compress(piece)
-            if packed:
-                self._file.write(packed)
+    def _pack(self, data: bytearray) -> None:
+        # The output of isal depends on the sizes of its input pieces, and callers write any sizes.
+        view = memoryview(data)
+        for at in range(0, len(data), _BLOCK_BYTES):
+            if piece := self._deflater.compress(view[at : at + _BLOCK_BYTES]):
+                self._file.write(piece)
 
 
 def packed(path: str, file: BinaryIO, *, behind: bool = False) -> AbstractContextManager[BinaryIO | GzipWriter]:

@@ -14,31 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from tracekit.formats.decimal_time import parse_us
 
-__all__ = [
-    "REFUSED",
-    "UNSET",
-    "Event",
-    "NamedEvent",
-    "Raw",
-    "UnsetType",
-    "decode_any",
-    "decode_dict",
-    "decode_event",
-    "decode_events",
-    "decode_json",
-    "decode_named",
-    "decode_or_none",
-    "decode_raw",
-    "decode_raw_dict",
-    "decode_raw_list",
-    "decode_run",
-    "decode_text",
-    "decode_unusual",
-    "encode_event",
-    "encode_events",
-    "encode_json",
-    "named",
-]
+__all__ = ["UNSET", "Raw", "UnsetType"]  # of msgspec, which no other module imports
 
 # The name of `Event.extra` in msgspec. No event has such a key.
 _EXTRA: Final = "tracekit: extra"
@@ -164,23 +140,13 @@ def decode_or_none(text: Raw | UnsetType) -> Any:
 
 def decode_dict(text: Raw | UnsetType) -> dict[str, Any]:
     """Decode a field that is an object. Return an empty dict if it is absent or of another type."""
-    if text is UNSET:
-        return {}
-    try:
-        value = decode_any(text)
-    except REFUSED:
-        return {}
+    value = decode_or_none(text)
     return value if isinstance(value, dict) else {}
 
 
 def decode_text(text: Raw | UnsetType) -> str:
     """Decode a field that is a string. Return an empty string if it is absent or of another type."""
-    if text is UNSET:
-        return ""
-    try:
-        value = decode_any(text)
-    except REFUSED:
-        return ""
+    value = decode_or_none(text)
     return value if isinstance(value, str) else ""
 
 
@@ -194,11 +160,10 @@ def encode_events(events: list[Event]) -> bytes:
 
 def decode_events(text: bytes) -> list[Event]:
     """Decode the result of `encode_events`."""
-    text = b"[" + text + b"]"
     try:
-        return _decode_run(text)
+        return decode_run(text)
     except REFUSED:
-        return [decode_unusual(raw) for raw in decode_raw_list(text)]
+        return [decode_unusual(raw) for raw in decode_raw_list(b"[%b]" % text)]
 
 
 def decode_unusual(text: bytes | Raw) -> Event:
@@ -325,11 +290,7 @@ def args_depth(args: bytes | Raw, limit: int = MAX_NESTING) -> int:
 
 
 def repair_fields(event: Event) -> list[str]:
-    """Convert fields of an event to the types that viewers expect. Keep their values if viewers can show them.
-
-    Returns:
-        The kinds of repair.
-    """
+    """Convert fields of an event to the types that viewers expect; return the kinds of repair. Values are kept."""
     kinds: list[str] = []
     phase = event.ph
     for key in ("name", "cat"):
