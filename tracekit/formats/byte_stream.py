@@ -326,9 +326,7 @@ def _open_member(file: BinaryIO, path: str) -> Any:
     )
 
 
-HEAD_BYTES: Final = 4096
-"""Number of first bytes that identify the kind of a file."""
-
+HEAD_BYTES: Final = 4096  # number of first bytes that identify the kind of a file
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 # A frame of zstd, or a skippable one as pzstd writes.

@@ -40,9 +40,7 @@ _MAX_DUMP_BYTES: Final = 64 << 20
 _MAX_TEXT_BYTES: Final = 1 << 30  # of JSON; a pickle can contain one object many times
 _MAX_ENTRY_BYTES: Final = 1 << 20
 _MAX_HEADER_BYTES: Final = 4 << 20
-_PIECE: Final = 200
-"""Number of events in a piece of output."""
-
+_PIECE: Final = 200  # number of events in a piece of output
 _MAX_CHARACTERS: Final = 2000
 _MAX_ITEMS: Final = 64
 _MAX_NS: Final = 2**62
@@ -58,9 +56,7 @@ _BETWEEN: Final = re.compile(rb"[\s,]*")
 
 _PROCESS: Final = "flight recorder"
 _CATEGORY: Final = "flight_recorder"
-_UNNAMED: Final = ("", "undefined")
-"""The descriptions of process groups without a description."""
-
+_UNNAMED: Final = ("", "undefined")  # the descriptions of process groups without a description
 _COPIED: Final = ("state", "retired", "record_id", "op_id", "p2p_seq_id", "timeout_ms", "duration_ms", "thread_name")
 _LAST_NUMBER: Final = re.compile(r"(?<!\d)(\d{1,5})(?:\.bin|\.json)?(?:\.gz)?$")
 _TIMES: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")

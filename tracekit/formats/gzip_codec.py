@@ -24,15 +24,11 @@ with contextlib.suppress(ImportError):
 
     _codec = isal_zlib
 
-InflateError: Final[type[Exception]] = _codec.error
-"""The exception raised for damaged data."""
-
+InflateError: Final[type[Exception]] = _codec.error  # the exception raised for damaged data
 _GZIP_WBITS: Final = 31
 _LEVEL: Final = 1
 _BLOCK_BYTES: Final = 1 << 16
-_TOGETHER_BYTES: Final = 1 << 20
-"""Size of the pieces that the compressing thread receives."""
-
+_TOGETHER_BYTES: Final = 1 << 20  # size of the pieces that the compressing thread receives
 _MOST_LEFT: Final = 3
 """Maximum number of waiting items. Enough that the threads rarely wait for each other, with little memory."""
 

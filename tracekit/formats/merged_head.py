@@ -24,33 +24,17 @@ if TYPE_CHECKING:
 
     from tracekit.formats.trace_event import Event
 
-MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of a head that is read."""
-
-MERGED_KEY: Final = "tracekit"
-"""The key of the object form with most of the metadata."""
-
+MAX_HEAD_BYTES: Final = 64 * 1024 * 1024  # maximum size of a head that is read
+MERGED_KEY: Final = "tracekit"  # the key of the object form with most of the metadata
 PROCESS_EVENT: Final = "tracekit_process"
 """Metadata after the events of a rank: the identity of a process and its threads before the merge."""
 
-INPUT_EVENT: Final = "tracekit_input"
-"""Metadata after the events of a rank: the header of an input."""
-
-END_EVENT: Final = "tracekit_merge_end"
-"""The last event."""
-
-TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})
-"""Metadata that each merge writes again."""
-
-TOTALS_KEY: Final = "tracekitTotals"
-"""The key after the events with the totals over all events."""
-
-MAX_VALUE_BYTES: Final = 4096
-"""Maximum JSON size of a header value of an input that a merged trace keeps."""
-
-MAX_KEYS: Final = 64
-"""Maximum number of such values."""
-
+INPUT_EVENT: Final = "tracekit_input"  # metadata after the events of a rank: the header of an input
+END_EVENT: Final = "tracekit_merge_end"  # the last event
+TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})  # metadata that each merge writes again
+TOTALS_KEY: Final = "tracekitTotals"  # the key after the events with the totals over all events
+MAX_VALUE_BYTES: Final = 4096  # maximum JSON size of a header value of an input that a merged trace keeps
+MAX_KEYS: Final = 64  # maximum number of such values
 DISTRIBUTED_KEY: Final = "distributedInfo"
 DEVICES_KEY: Final = "deviceProperties"
 """Keys of Kineto's header: what torch says about the distributed run, and the devices."""
@@ -225,16 +209,12 @@ def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> d
     return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "id2": own, "args": args}
 
 
-ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
-"""Metadata events about the losses of a file."""
-
+ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})  # metadata events about the losses of a file
 DROPPED: Final = "dropped"
 FAILED: Final = "failed"
 CUT: Final = "cut"
 
-GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()
-"""The name of a gap as JSON."""
-
+GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()  # the name of a gap as JSON
 _UNWRITTEN: Final = "events that could not be written, at least"
 _NO_SUMMARY: Final = "the file ends without its summary"
 

@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
-"""Types of events."""
-
-ROOT_UUID: Final = 0
-"""The root track of every trace, with settings for all tracks."""
-
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4  # types of events
+ROOT_UUID: Final = 0  # the root track of every trace, with settings for all tracks
 CLOCK: Final = 64
 """The clock of a sequence, in ns since the previous packet. Clock numbers from 64 on are local to a sequence."""
 

@@ -36,21 +36,15 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 1
 
-METADATA_EVENT: Final = "tracekit_metadata"
-"""First event of the file. ``args``: see ``schemas/rank_metadata.schema.json``."""
-
-TIMESTAMP_EVENT: Final = "tracekit_timestamp"
-"""The training `Timestamp` from ``ts`` on; ``args`` is its state dict."""
-
+METADATA_EVENT: Final = "tracekit_metadata"  # first event of the file. args: see schemas/rank_metadata.schema.json.
+TIMESTAMP_EVENT: Final = "tracekit_timestamp"  # the training `Timestamp` from ts on; args is its state dict
 COMPOSER_RANK_EVENT: Final = "global_rank"
 COMPOSER_SYNC_EVENT: Final = "clock_sync_timestamp_us"
 COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"
 """Events that Composer's ``JSONTraceHandler`` writes in each recorded window; ``args`` {"value"}. The last two contain
 the time at which the rank left a barrier, in us since the epoch, and the error bound in us."""
 
-CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"
-"""A pair of readings: ``args`` {"wall_ns", "monotonic_ns", "error_ns"}."""
-
+CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"  # a pair of readings: args {"wall_ns", "monotonic_ns", "error_ns"}
 CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
 """The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}. The timeline of
 the file has no step."""
@@ -77,9 +71,7 @@ GAP_EVENT: Final = "tracekit.gap"
 SUMMARY_EVENT: Final = "tracekit_summary"
 """Last event of a closed file: ``args`` contains the counts of written and lost events."""
 
-BASE_TIME_KEY: Final = "baseTimeNanoseconds"
-"""The key of the base of every ``ts`` in a file, as in Kineto."""
-
+BASE_TIME_KEY: Final = "baseTimeNanoseconds"  # the key of the base of every ts in a file, as in Kineto
 GRID_SECONDS: Final = 7_889_238
 """A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928)."""
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
 
 STACK_FRAMES: Final = "stackFrames"
-PARENT: Final = "parent"
-"""The key of a frame with the id of its caller."""
+PARENT: Final = "parent"  # the key of a frame with the id of its caller
 _FRAME: Final = "sf"
 _END_FRAME: Final = "esf"
 _SAMPLES: Final = "samples"

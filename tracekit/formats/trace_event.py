@@ -100,19 +100,13 @@ def named(event: Event) -> NamedEvent:
     return NamedEvent(decode_text(event.name), event.pid, event.tid, NameArgs(name, labels, order))
 
 
-decode_event = msgspec.json.Decoder(Event).decode
-"""Decode one event without keys that are not in the format."""
-decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
-"""Decode a JSON object. Each value stays JSON text."""
-decode_any = msgspec.json.Decoder().decode
-"""Decode any JSON value; see `decode_json`."""
-decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
-"""Decode a JSON array. Each item stays JSON text."""
-decode_raw = msgspec.json.Decoder(Raw).decode
-"""Check any JSON value, which stays JSON text."""
+decode_event = msgspec.json.Decoder(Event).decode  # decode one event without keys that are not in the format
+decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode  # decode a JSON object. Each value stays JSON text.
+decode_any = msgspec.json.Decoder().decode  # decode any JSON value; see `decode_json`
+decode_raw_list = msgspec.json.Decoder(list[Raw]).decode  # decode a JSON array. Each item stays JSON text.
+decode_raw = msgspec.json.Decoder(Raw).decode  # check any JSON value, which stays JSON text
 _encoder = msgspec.json.Encoder()
-encode_json = _encoder.encode
-"""Encode a value as compact JSON (``Raw`` parts verbatim)."""
+encode_json = _encoder.encode  # encode a value as compact JSON (Raw parts verbatim)
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
 
@@ -194,9 +188,7 @@ def encode_event(event: Event) -> bytes:
 PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
 """The phases of the Trace Event Format, including those that few viewers show."""
 
-MAX_DEPTH: Final = 512
-"""Maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)."""
-
+MAX_DEPTH: Final = 512  # maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)
 MAX_NESTING: Final = 64
 """Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show."""
 

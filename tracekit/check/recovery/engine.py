@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.formats.json.reader import RawEvent
 
-SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")
-"""The suffixes of traces in a folder."""
-
+SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")  # the suffixes of traces in a folder
 _NAMED_SLICES: Final = 100
 _METADATA_NAME: Final = f'"{METADATA_EVENT}"'.encode()
 

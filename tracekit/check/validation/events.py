@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 _FOREVER: Final = 2**63 - 1
 _OTHER_TID: Final = "put one of them on another tid"
-TrackKey = tuple[Any, Any]
-"""pid and tid, as the file has them."""
+TrackKey = tuple[Any, Any]  # pid and tid, as the file has them
 _EXACT_NS: Final = 2**53
 _UINT32_MAX: Final = 2**32 - 1
 _PHASES: Final = frozenset("BEXiIRCMbenstfTP")

@@ -161,8 +161,7 @@ _BY_SEVERITY: Final[tuple[tuple[Severity, Severity | None, dict[str, str]], ...]
 RULES: Final = {name: Rule(name, why, own, other) for own, other, whys in _BY_SEVERITY for name, why in whys.items()}
 """All rules by id."""
 
-KEPT_PER_RULE: Final = 10
-"""The maximum number of kept problems of one rule; all are counted."""
+KEPT_PER_RULE: Final = 10  # the maximum number of kept problems of one rule; all are counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ MAX_HEADER_KEYS: Final = 256
 # As Perfetto's trace_type.cc decides, white space left out.
 _JSON_TRACE: Final = re.compile(rb'\s*(?:\{\s*"|\[\s*\{\s*")')
 _JSON: Final = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*[\[{]|\s*\Z")
-_OWN_PHASES: Final = frozenset("XBEiCMstfben")
-"""Phases that tracekit writes itself: those of the schema."""
+_OWN_PHASES: Final = frozenset("XBEiCMstfben")  # phases that tracekit writes itself: those of the schema
 _OWN_METADATA: Final = b'"tracekit_'
 
 # The rule that each damage found by the reader breaks, and the message.

@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_MOST_NESTED: Final = 20_000
-"""Levels of brackets beyond which no decoder follows: deeper objects are not repaired."""
-
+_MOST_NESTED: Final = 20_000  # levels of brackets beyond which no decoder follows: deeper objects are not repaired
 _SPACE: Final = re.compile(rb"\s*")
 _WORD: Final = re.compile(rb'[^\s,:{}\[\]"]+')
 _LITERAL: Final = re.compile(rb"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from tracekit.formats.byte_stream import TraceStream
 
-LOOK_AHEAD_BYTES: Final = 256
-"""The maximum length of the texts that tell what begins at a place."""
-
+LOOK_AHEAD_BYTES: Final = 256  # the maximum length of the texts that tell what begins at a place
 _MAX_KEPT_LOSSES: Final = 1000
 # The reader gives up a file that begins with this many bytes, or broken events, without a readable one.
 _MAX_UNREADABLE_BYTES: Final = 32 * 1024 * 1024
