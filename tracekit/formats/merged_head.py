@@ -1,6 +1,4 @@
-"""The metadata of a merged trace: before its events, after the events of each rank, and at its end.
-
-Among them are the clocks of the ranks, and their losses during the recording, which rank traces state too.
+"""The metadata of a merged trace, among them the clocks of the ranks, and their losses, which rank traces state too.
 
 The merge decisions, such as the numbering of pids and the clocks, come before the events. The names of a rank, and the
 facts for a further merge, come after its events. Traces merged before format version 2 have all metadata before the
@@ -26,9 +24,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024  # maximum size of a head that is read
 MERGED_KEY: Final = "tracekit"  # the key of the object form with most of the metadata
-PROCESS_EVENT: Final = "tracekit_process"
-"""Metadata after the events of a rank: the identity of a process and its threads before the merge."""
-
+PROCESS_EVENT: Final = "tracekit_process"  # the same: the identity of a process and its threads before the merge
 INPUT_EVENT: Final = "tracekit_input"  # metadata after the events of a rank: the header of an input
 END_EVENT: Final = "tracekit_merge_end"  # the last event
 TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})  # metadata that each merge writes again
@@ -47,9 +43,7 @@ _MERGED_KEYS: Final = frozenset(
 
 
 class RankOfPid(Mapping[Any, int]):
-    """The ranks of pids that are numbered ``rank * stride + 1, + 2 ...``.
-
-    Iterating yields one pid of each rank.
+    """The ranks of pids that are numbered ``rank * stride + 1, + 2 ...``; iterating yields one pid of each rank.
 
     Args:
         ranks: The ranks, as (first, last) of each range.
@@ -110,8 +104,7 @@ def truncate_header(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> t
     """Return the parts of an input's header and metadata that a merged trace keeps, as JSON, and the other keys of the header.
 
     Long values are dropped: a log, a whole configuration or the process groups of thousands of ranks would make the
-    head too large for readers. If ``distributedInfo`` is too long, its short values, such as rank and backend, are
-    kept.
+    head too large for readers. Of a ``distributedInfo`` that is too long, the short values are kept.
 
     Raises:
         RecursionError: A value is nested too deeply.
@@ -200,13 +193,16 @@ def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> d
     """Return an instant that shows the clock in a row of its process, at a time of the merged trace. JSON-ready."""
     args = {_SHOWN.get(name, name): value for name, value in clock.to_json().items()}
     args["error_ns"] = "unknown" if clock.error_ns is None else clock.error_ns
-    # Use few different names for thousands of ranks.
+    # Few different names for thousands of ranks. An async instant has a separate row; an instant of the process has a row
+    # with the name of the process. The id has the spaces of a merge, so that another merge does not change it.
     name = f"clock: {clock.source}" if clock.aligned else "clock: NOT ALIGNED"
-    place = {"pid": pid, "tid": tid, "ts": Raw(format_us(time_ns))}
-    # An async instant has a separate row; an instant of the process has a row with the name of the process.
-    # The id has the same spaces as in the output of a merge, so that another merge does not change it.
-    own = Raw(b'{"local": %b}' % encode_json(CLOCK_CATEGORY))
-    return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "id2": own, "args": args}
+    place = {
+        "pid": pid,
+        "tid": tid,
+        "ts": Raw(format_us(time_ns)),
+        "id2": Raw(b'{"local": "%b"}' % CLOCK_CATEGORY.encode()),
+    }
+    return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "args": args}
 
 
 ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})  # metadata events about the losses of a file
@@ -279,18 +275,12 @@ class Accounts:
             self.gap_events += _count(decode_dict(event.args).get(LOST_EVENTS_KEY))
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedFile:
-    """A file of a recording.
-
-    Attributes:
-        start_ns: Time of its first event; 0 without events.
-        cut: True if the closing bracket is missing.
-    """
+class RecordedFile(NamedTuple):
+    """A file of a recording."""
 
     path: str
-    start_ns: int
-    cut: bool
+    start_ns: int  # of its first event; 0 without events
+    cut: bool  # without a closing bracket
     accounts: Accounts
 
 
@@ -310,11 +300,11 @@ def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[Recordin
             for reason, count in counts.items()
             if _count(count)
         ]
-    found = []
-    for file in files:
-        lost = max(file.accounts.lost_events, file.accounts.gap_events)
-        if lost:
-            found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
+    found = [
+        RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost)
+        for file in files
+        if (lost := max(file.accounts.lost_events, file.accounts.gap_events))
+    ]
     last = max(files, key=lambda file: (file.start_ns, file.path))
     # A complete file has its closing bracket. Only the last file of a recording has a summary.
     if last.cut:

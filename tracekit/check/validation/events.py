@@ -68,7 +68,10 @@ class EventChecks:
         self.by_tracekit = False
         self._add = findings.add
         self._tracks = Tracks(findings)
-        self._flows = _Flows(findings, rank_of)
+        self._rank_of = rank_of
+        # The pid and number of the event that started a flow. Hashes of the flows: one in 2^64 is a small price for a third
+        # of the memory.
+        self._started: dict[int, tuple[Any, int]] = {}
 
     def check(self, number: int, event: Event) -> None:
         """Check an event; ``number`` counts from 1."""
@@ -175,17 +178,27 @@ class EventChecks:
             self._add("perfetto-counter-value", number, f"{found}; write a number, or leave it out")
 
     def _check_flow(self, number: int, event: Event, phase: str) -> None:
-        value = decode_or_none(event.id)
-        flow = None
-        if isinstance(value, str) and _HEXADECIMAL.fullmatch(value):
-            flow = int(value, 16)  # "10" and 16 are the same flow
-        elif type(value) is int and -(2**63) <= value < 2**63:
-            flow = value
+        flow = decode_or_none(event.id)
+        if isinstance(flow, str) and _HEXADECIMAL.fullmatch(flow):
+            flow = int(flow, 16)  # "10" and 16 are the same flow
+        elif type(flow) is not int or not -(2**63) <= flow < 2**63:
+            flow = None
         if flow is None:
             given = "has no id" if event.id is UNSET else f"has the id {_short(bytes(event.id))}"
             self._add("perfetto-flow-id", number, f"{_what(event)} {given}; write an integer of 64 bits")
-        elif phase == "s":
-            self._flows.start(number, event.pid, *name_and_category(event), flow)
+        elif phase == "s":  # one without an end or a start is normal: kineto writes an f for every runtime call
+            self._start_flow(number, event, flow)
+
+    def _start_flow(self, number: int, event: Event, flow: int) -> None:
+        pid, key = event.pid, hash((*name_and_category(event), flow))
+        other, first = self._started.setdefault(key, (pid, number))
+        if first != number:
+            by, what = ("it", "flow") if other == pid else (f"pid {other}", "rank")
+            rank = self._rank_of.get(pid)
+            of_input = rank is not None and rank == self._rank_of.get(other)
+            rule = "input-flow-duplicate" if of_input else "perfetto-flow-duplicate"
+            place = f"is started here by pid {pid}, and in event {first} by {by}"
+            self._add(rule, number, f"flow {flow} {place}; give each {what} ids of its own")
 
     def _check_async(self, number: int, event: Event) -> None:
         what = _what(event)
@@ -218,16 +231,12 @@ def _what(event: Event) -> str:
 
 
 class Tracks:
-    """Collects slices in the order of the file, and checks each track in the order of time at the end.
-
-    An X takes 24 bytes, a B or an E 32, whatever their names.
-    """
+    """Collects slices in the order of the file, and checks each track in the order of time at the end."""
 
     def __init__(self, findings: Findings) -> None:
         self._add = findings.add
         # Number, start and end of each X; number (negative for an E), time, hash of name and of category of each B and E.
-        self._tracks: defaultdict[TrackKey, tuple[array[int], array[int]]]
-        self._tracks = defaultdict(lambda: (array("q"), array("q")))
+        self._tracks = defaultdict[TrackKey, tuple["array[int]", "array[int]"]](lambda: (array("q"), array("q")))
 
     def add_slice(self, number: int, key: TrackKey, start_ns: int, dur_ns: int) -> None:
         """Add an X."""
@@ -307,32 +316,3 @@ class Tracks:
         if too_deep:
             message = f"{where} is nested deeper than {MAX_DEPTH} slices; record fewer levels"
             self._add("perfetto-depth", first, message, count=too_deep)
-
-
-class _Flows:
-    """Looks for flows that are started twice.
-
-    Flows without an end or a start are normal in torch.profiler's traces (kineto writes an ``f`` for every runtime call).
-
-    Args:
-        rank_of: The rank of each pid in a merged trace; empty in others.
-    """
-
-    def __init__(self, findings: Findings, rank_of: Mapping[Any, int]) -> None:
-        self._add = findings.add
-        self._rank_of = rank_of
-        # Hashes instead of the keys: one in 2^64 is a small price for a third of the memory.
-        self._started: dict[int, tuple[Any, int]] = {}
-
-    def start(self, number: int, pid: Any, name: bytes, category: bytes, flow: int) -> None:
-        """Add an ``s`` event."""
-        other, first = self._started.setdefault(hash((category, name, flow)), (pid, number))
-        if first != number:
-            by, what = ("it", "flow") if other == pid else (f"pid {other}", "rank")
-            rank = self._rank_of.get(pid)
-            of_input = rank is not None and rank == self._rank_of.get(other)
-            self._add(
-                "input-flow-duplicate" if of_input else "perfetto-flow-duplicate",
-                number,
-                f"flow {flow} is started here by pid {pid}, and in event {first} by {by}; give each {what} ids of its own",
-            )

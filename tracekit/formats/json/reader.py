@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import HEAD_BYTES, seems_to_be
 from tracekit.formats.json.repair import repair_object, repair_text
-from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events, scan_value
+from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events
 from tracekit.formats.merged_head import MAX_HEAD_BYTES, MERGED_KEY
 from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
 from tracekit.formats.trace_stream import open_trace
@@ -33,7 +33,6 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _REPAIR_AHEAD_BYTES: Final = 1024 * 1024
 _MAX_KEY_BYTES: Final = 64 * 1024
-_MAX_RUN_EVENTS: Final = 1000
 # Skip deeply nested values in steps, instead of trying each level.
 _DEEP: Final = 100
 _DEEP_STEP_BYTES: Final = 4096
@@ -184,18 +183,16 @@ class TraceReader(Window):
         return run
 
     def _read_singly(self, spans: Sequence[int]) -> list[RawEvent]:
-        """Return the next events, those of the spans and odd ones; end the events where they end."""
+        """Return the events of the spans, or the next odd one; end the events where they end."""
         self.run_text = None
         until = self._offset + (spans[-1] if spans else 0)
         run: list[RawEvent] = []
-        while len(run) < _MAX_RUN_EVENTS or self._offset + self.at < until:
+        while not run or self._offset + self.at < until:
             one = self._read_one()
             if one is None:
                 self.end_events()
                 break
             run.append(one)
-            if self._offset + self.at >= until and self._skip_separator() and scan_value(self.text, self.at)[1]:
-                break
         return run
 
     # The head of the file, up to the first event.
@@ -427,11 +424,7 @@ class TraceReader(Window):
                 return
 
     def read_odd(self) -> list[Event]:
-        """Read the next event: pass over damage, repair the event, and note the damage.
-
-        Returns:
-            The event; nothing at the end of the array and of the file.
-        """
+        """Read the next event, past damage; nothing at the end of the array and of the file."""
         one = self._read_one()
         return [] if one is None else [one.event]
 
