@@ -36,16 +36,12 @@ _UNREADABLE: Final = b'"text"'
 
 @dataclass(frozen=True, slots=True)
 class AnonymousTrace:
-    """A trace that was written.
-
-    Attributes:
-        lost: The number of places of the source that could not be read, and are left out.
-    """
+    """A trace that was written."""
 
     source: str
     output: str
     events: int
-    lost: int
+    lost: int  # the number of places of the source that could not be read, and are left out
 
 
 def anonymise_traces(
@@ -197,11 +193,7 @@ class _Texts:
     def clean(self, json: bytes, *, numbers: bool = True) -> bytes:
         """Return the same JSON with other words in its texts.
 
-        An object or a list becomes one word if its key names a person or a machine.
-
-        Args:
-            json: An object, a list or a text.
-            numbers: Also replace a number with such a key.
+        A list, an object and (with ``numbers``) a number become one word if their key names a person or a machine.
         """
         out: list[bytes] = []
         at = 0

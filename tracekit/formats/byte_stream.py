@@ -43,21 +43,13 @@ class Closing:
 
 
 class TraceStream(Closing):
-    """The bytes of a trace. Use it from one thread at a time.
+    """The bytes of a trace. Use it from one thread at a time."""
 
-    Attributes:
-        foreign: The form of a file that is converted to Chrome JSON; empty for any other.
-        ended: True if nothing follows for certain.
-        damage: The reason why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before it are
-            valid.
-        losses: Number of parts that are unreadable or have no form in JSON, by kind.
-    """
-
-    foreign = ""
+    foreign = ""  # the form of a file that is converted to Chrome JSON
     compressed = False
-    ended = False
-    damage: str | None = None
-    losses: Mapping[str, int] = MappingProxyType({})
+    ended = False  # True if nothing follows for certain
+    damage: str | None = None  # why reading stopped early; the bytes before it are valid
+    losses: Mapping[str, int] = MappingProxyType({})  # parts that are unreadable or have no form in JSON, by kind
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -71,9 +63,6 @@ class ByteStream(TraceStream):
     """Reads a file: plain, gzip, zstd, or a zip archive with one trace. The content decides, not the name.
 
     Gzip may have several members, and may be cut.
-
-    Attributes:
-        packing: "gzip", "zstd" or "zip"; empty for a plain file.
 
     Args:
         limit_bytes: The maximum number of packed bytes that is read; None for all. A zip archive is always read whole.
@@ -92,7 +81,7 @@ class ByteStream(TraceStream):
         self._left = 1 << 62 if limit_bytes is None else limit_bytes
         self._head = b""  # of a file that another codec unpacks
         self._unpack: Callable[[int], bytes] | None = None
-        self.packing = ""
+        self.packing = ""  # "gzip", "zstd" or "zip"
         try:
             self._packed = self._read_file()
             kind = packing_of(self._packed)
@@ -383,11 +372,7 @@ def packing_of(head: bytes) -> str:
 
 
 def seems_to_be(head: bytes) -> str:
-    """Return the kind of a file that is not a trace, and a way to convert it; empty if the kind is unknown.
-
-    Args:
-        head: Its first bytes, unpacked, usually `HEAD_BYTES` of them.
-    """
+    """Return the kind of a file that is not a trace, from its first unpacked bytes, and what to do; empty if unknown."""
     if not head.strip(b"\0"):
         return "nothing but zeros, as after a crash of the machine that wrote it" if head else ""
     for magic, words in _BINARY:

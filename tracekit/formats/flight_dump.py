@@ -78,11 +78,7 @@ class _Launch(NamedTuple):
 
 
 class FlightDumpStream(ConvertedStream):
-    """Reads a dump as Chrome JSON of the object form.
-
-    Args:
-        written_ns: Time of its writing in ns since the epoch, or None if unknown.
-    """
+    """Reads a dump, written at a time since the epoch (None if unknown), as Chrome JSON of the object form."""
 
     foreign = "flight recorder"
 

@@ -29,9 +29,7 @@ _GZIP_WBITS: Final = 31
 _LEVEL: Final = 1
 _BLOCK_BYTES: Final = 1 << 16
 _TOGETHER_BYTES: Final = 1 << 20  # size of the pieces that the compressing thread receives
-_MOST_LEFT: Final = 3
-"""Maximum number of waiting items. Enough that the threads rarely wait for each other, with little memory."""
-
+_MOST_LEFT: Final = 3  # maximum number of waiting items: enough that the threads rarely wait for each other
 _Item = TypeVar("_Item")
 
 
@@ -96,12 +94,8 @@ def packed(path: str, file: BinaryIO, *, behind: bool = False) -> AbstractContex
 class Behind(Generic[_Item]):
     """Calls a function for each item, in order, in a separate thread. Use it in a ``with``, from one thread.
 
-    Useful for work that releases the GIL, such as compressing and writing, because it then runs on a second processor.
     The end of the ``with`` waits for all items. After an error it waits only for the current item. If no thread can
-    start, the caller's thread calls the function.
-
-    Args:
-        put: The function. The next call of `give` that waits, or the end of the ``with``, raises its exceptions.
+    start, the caller's thread calls the function. The next `give` that waits, or the end, raises exceptions of the function.
     """
 
     def __init__(self, put: Callable[[_Item], object]) -> None:

@@ -142,22 +142,16 @@ _SHOWN: Final = {"source": "method", "words": "description"}  # in the arguments
 class RankClock(NamedTuple):
     """The clock of a rank.
 
-    Attributes:
-        source: The method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock
-            of the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or
-            "unknown".
-        aligned: True if its times are on the clock of the reference, or if no alignment was requested.
-        offset_ns: Offset added to its times, at its first event.
-        drift_ppm: Growth of the offset in µs per second.
-        error_ns: Maximum error anywhere in its traces, or None if unknown.
+    The source is the method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock of
+    the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or "unknown".
     """
 
     rank: int
     source: str
-    aligned: bool
-    offset_ns: int = 0
-    drift_ppm: float = 0.0
-    error_ns: int | None = None
+    aligned: bool  # its times are on the clock of the reference, or no alignment was requested
+    offset_ns: int = 0  # added to its times, at its first event
+    drift_ppm: float = 0.0  # growth of the offset in µs per second
+    error_ns: int | None = None  # maximum anywhere in its traces, or None if unknown
     words: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -206,9 +200,9 @@ def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> d
 
 
 ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})  # metadata events about the losses of a file
-DROPPED: Final = "dropped"
-FAILED: Final = "failed"
-CUT: Final = "cut"
+DROPPED: Final = "dropped"  # events are missing
+FAILED: Final = "failed"  # a handler, a source or the schedule failed
+CUT: Final = "cut"  # the recording did not end: its process was killed or is still running
 
 GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()  # the name of a gap as JSON
 _UNWRITTEN: Final = "events that could not be written, at least"
@@ -217,38 +211,23 @@ _NO_SUMMARY: Final = "the file ends without its summary"
 
 @dataclass(frozen=True, slots=True)
 class RecordingLoss:
-    """A loss of a rank during its recording.
-
-    Attributes:
-        path: The file that states the loss.
-        kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
-            did not end: its process was killed or is still running).
-        reason: The loss or failure in the words of the file.
-        count: Number of events or failures, or None if unknown.
-    """
+    """A loss of a rank during its recording."""
 
     rank: int
-    path: str
-    kind: str
-    reason: str
-    count: int | None
+    path: str  # of the file that states it
+    kind: str  # `DROPPED`, `FAILED` or `CUT`
+    reason: str  # in the words of the file
+    count: int | None  # of events or failures, or None if unknown
 
 
 @dataclass(slots=True)
 class Accounts:
-    """The statements of one file about its losses.
+    """The statements of one file about its losses."""
 
-    Attributes:
-        summary: ``args`` of its summary, or None without one.
-        lost_events: Number of events that are missing because the file could not be written.
-        gap_events: The same number from the gaps in the file. May include losses before the file.
-        is_dump: True for a dump of a flight recorder, which has no summary.
-    """
-
-    summary: dict[str, Any] | None = None
-    lost_events: int = 0
-    gap_events: int = 0
-    is_dump: bool = False
+    summary: dict[str, Any] | None = None  # the args of its summary
+    lost_events: int = 0  # that could not be written
+    gap_events: int = 0  # the same number from the gaps in the file; may include losses before the file
+    is_dump: bool = False  # of a flight recorder, which has no summary
 
     def note(self, name: str, args: dict[str, Any]) -> None:
         """Add one of the metadata events `ACCOUNTS`."""

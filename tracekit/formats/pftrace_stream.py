@@ -354,19 +354,13 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The process and thread of the events of a track.
+    """The process and thread of the events of a track."""
 
-    Attributes:
-        pid: The process, or a name for tracks without a process.
-        tid: The thread, or None for tracks of the whole process.
-        task: Id of async events; empty for other events.
-    """
-
-    pid: int | str
-    tid: int | str | None
+    pid: int | str  # a name for tracks without a process
+    tid: int | str | None  # None for tracks of the whole process
     name: str
     process: str
-    task: str = ""
+    task: str = ""  # id of async events
 
 
 class _Places:
@@ -467,11 +461,7 @@ class _Incremental:
 
 @dataclass(slots=True)
 class _TrackEvent:
-    """A track event.
-
-    ``flows`` contains the numbers of flows, each with True for an end. ``lost`` counts fields without a form in JSON.
-    ``legacy`` contains the fields of an event in the old format: of a flow event, or the flow of a slice.
-    """
+    """A track event."""
 
     kind: int = 0
     track: int = 0
@@ -479,10 +469,12 @@ class _TrackEvent:
     categories: list[str] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
     value: float | None = None
-    flows: list[tuple[int, bool]] = field(default_factory=list)
+    flows: list[tuple[int, bool]] = field(default_factory=list)  # each with True for an end
     correlation: int | str | None = None
-    legacy: dict[int, int] = field(default_factory=dict)
-    lost: Counter[str] = field(default_factory=Counter)
+    legacy: dict[int, int] = field(
+        default_factory=dict
+    )  # fields of the old format: of a flow event, the flow of a slice
+    lost: Counter[str] = field(default_factory=Counter)  # fields without a form in JSON
 
 
 def _read_event(message: bytes, state: _Incremental) -> _TrackEvent:

@@ -38,11 +38,12 @@ FORMAT_VERSION: Final = 1
 
 METADATA_EVENT: Final = "tracekit_metadata"  # first event of the file. args: see schemas/rank_metadata.schema.json.
 TIMESTAMP_EVENT: Final = "tracekit_timestamp"  # the training `Timestamp` from ts on; args is its state dict
+# Events that Composer's ``JSONTraceHandler`` writes in each recorded window, with args {"value"}.
 COMPOSER_RANK_EVENT: Final = "global_rank"
-COMPOSER_SYNC_EVENT: Final = "clock_sync_timestamp_us"
-COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"
-"""Events that Composer's ``JSONTraceHandler`` writes in each recorded window; ``args`` {"value"}. The last two contain
-the time at which the rank left a barrier, in us since the epoch, and the error bound in us."""
+COMPOSER_SYNC_EVENT: Final = (
+    "clock_sync_timestamp_us"  # the time at which the rank left a barrier, in µs since the epoch
+)
+COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"  # in µs
 
 CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"  # a pair of readings: args {"wall_ns", "monotonic_ns", "error_ns"}
 CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
@@ -110,22 +111,15 @@ _VARYING: Final = re.compile(r"[-_.]?(?:part|dump|batch|epoch|ep|b|w|p)?\{(?:par
 class Segment:
     """One file of a recording.
 
-    Attributes:
-        number: Its number in the spool, from 0.
-        file: Name of the uncompressed file in the spool folder.
-        url: The destination. If the name ends with ``.gz``, the segment is compressed first.
-        state: "open" while it is written (it stays "open" if the process is killed), "waiting", "delivered" or
-            "dropped".
-        start_ns: Start in ns since the epoch; 0 if unknown.
-        end_ns: End in ns since the epoch; 0 if unknown.
+    Its state is "open" while it is written (it stays "open" if the process is killed), "waiting", "delivered" or "dropped".
     """
 
-    number: int
-    file: str
-    url: str
+    number: int  # in the spool, from 0
+    file: str  # the name of the uncompressed file in the spool folder
+    url: str  # the destination; for a name that ends with ``.gz``, the segment is compressed first
     state: str = "open"
     events: int = 0
-    start_ns: int = 0
+    start_ns: int = 0  # since the epoch, like the end; 0 if unknown
     end_ns: int = 0
     size_bytes: int = 0
     sha256: str = ""

@@ -221,8 +221,7 @@ def name_and_category(event: Event) -> tuple[bytes, bytes]:
 def raw_number(value: Any) -> Any:
     """Return the canonical form of a ``pid`` or ``tid``: 0 if it is absent or null, whole numbers as `int`.
 
-    A string with a decimal number becomes that number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid":
-    "5555"``.
+    So is a string with a decimal number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid": "5555"``.
     """
     if type(value) is int:
         return value

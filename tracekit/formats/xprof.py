@@ -55,18 +55,12 @@ _WANTED_PLANES: Final = frozenset({b"Task Environment", b"/host:metadata"})
 
 @dataclass(frozen=True, slots=True)
 class ProfileStart:
-    """The start and the identity of a trace of XLA's profiler, as far as they are known.
+    """The start and the identity of a trace of XLA's profiler, as far as they are known."""
 
-    Attributes:
-        start_ns: The zero of its times, in ns since the epoch by its host's wall clock, or None if unknown.
-        source: Description of the source of the start; empty without one.
-        identity: The known values of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ...
-    """
-
-    start_ns: int | None = None
+    start_ns: int | None = None  # the zero of its times, in ns since the epoch by its host's wall clock
     error_ns: int = 0
-    source: str = ""
-    identity: dict[str, Any] = field(default_factory=dict)
+    source: str = ""  # of the start, in words
+    identity: dict[str, Any] = field(default_factory=dict)  # ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ...
 
 
 def is_xprof_process(name: str) -> bool:
@@ -136,12 +130,7 @@ def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
 
 
 def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
-    """Copy an XSpace without the names of its hosts.
-
-    Raises:
-        ValueError: The source is not an XSpace.
-        OSError: The target cannot be written.
-    """
+    """Copy an XSpace without the names of its hosts; raise ValueError if the source is no XSpace."""
     for number, wire_type, size in _entries(source):
         kept = number != _HOSTNAMES
         if kept:

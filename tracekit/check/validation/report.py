@@ -22,18 +22,12 @@ _WARNINGS_IN_MERGED: Final = frozenset({"perfetto-phase"})
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule.
-
-    Attributes:
-        why: The effect of breaking it, and the source.
-        own: Severity in files that tracekit wrote.
-        other: Severity in other files; None where the same thing is normal there (torch.profiler's traces).
-    """
+    """One rule."""
 
     id: str
-    why: str
-    own: Severity
-    other: Severity | None
+    why: str  # the effect of breaking it, and the source
+    own: Severity  # in files that tracekit wrote
+    other: Severity | None  # in other files; None where the same thing is normal there (torch.profiler's traces)
 
     def severity(self, kind: Kind) -> Severity | None:
         """Return the severity in a kind of file, or None when it is normal there."""
@@ -247,11 +241,7 @@ class ValidationReport:
 
 
 class Findings:
-    """Collects broken rules while a file is read; their severity is known when the kind of the file is.
-
-    Attributes:
-        total: The number of collected problems.
-    """
+    """Collects broken rules while a file is read; their severity is known when the kind of the file is."""
 
     __slots__ = ("_counts", "_kept", "total")
 

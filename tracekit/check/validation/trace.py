@@ -1,7 +1,6 @@
 """Read one trace, and apply the rules, and the event schema to each shape of event once.
 
-Millions of events have a handful of shapes, and a JSON Schema takes a tenth of a millisecond for each event. The schema looks
-at types, at ranges of numbers and at a few words; so does `shape`.
+Millions of events have a handful of shapes, and a JSON Schema takes a tenth of a millisecond for each event.
 """
 
 from __future__ import annotations
@@ -138,8 +137,7 @@ def _check_trace(reader: TraceReader, findings: Findings, schema: _SchemaCheck) 
     for number, event in enumerate(chain.from_iterable(reader.runs()), 1):
         before = findings.total
         checks.check(number, event)
-        # The first event of a rank trace, or a key of a merged trace's head, says that tracekit wrote the file.
-        if schema.not_checked or not (checks.by_tracekit or MERGED_KEY in reader.header):
+        if schema.not_checked or not (checks.by_tracekit or merged):
             continue
         if merged and event.ph not in _OWN_PHASES:
             continue  # kept as the input has it
@@ -199,12 +197,7 @@ def _add_cut(reader: TraceReader, findings: Findings, damage: Damage) -> None:
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a hashable value. The event schema has one verdict for all values of the same shape.
-
-    Args:
-        value: A decoded JSON value.
-        key: The key it stands under.
-    """
+    """Return the types, the ranges of numbers and the few words that the event schema looks at, of the value of a key."""
     if isinstance(value, str):
         if key in _WORDS:
             return value
@@ -226,14 +219,10 @@ def shape(value: Any, key: str = "") -> Any:
 
 
 class _SchemaCheck:
-    """Checks events against the event schema.
-
-    Attributes:
-        not_checked: The reason not to apply the schema, or None.
-    """
+    """Checks events against the event schema."""
 
     def __init__(self, *, wanted: bool) -> None:
-        self.not_checked = None if wanted else "the schemas were not asked for"
+        self.not_checked = None if wanted else "the schemas were not asked for"  # why not, or None
         self._validate: Callable[[Any], str | None] | None = None
         self._verdicts: dict[Any, str | None] = {}
 
@@ -252,8 +241,7 @@ class _SchemaCheck:
             value = _decoded(event)
         except ValueError:
             return None  # a number beyond the range of a double breaks another rule
-        # Check each metadata event in full: the schema looks at its values, and there are few.
-        if value.get("name") == METADATA_EVENT:
+        if value.get("name") == METADATA_EVENT:  # the schema looks at its values, and there are few
             return self._validate(value)
         if key is None:
             key = shape(value)
@@ -272,10 +260,7 @@ def _decoded(event: Event) -> dict[str, Any]:
 
 
 def _plain_shape(event: Event) -> tuple[Any, ...] | None:
-    """Return `shape` of the most usual events at a tenth of its cost, or None for the others.
-
-    The schema looks only at the types of the values of slices and instants. The first letter of a JSON text gives its type.
-    """
+    """Return `shape` of the most usual events at a tenth of its cost, or None: the first letter of a JSON text is its type."""
     pid, tid = event.pid, event.tid
     if event.ph not in _PLAIN or type(pid) is not int or (type(tid) is not int and tid is not UNSET):
         return None

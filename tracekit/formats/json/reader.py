@@ -1,8 +1,7 @@
-"""A streaming, tolerant reader of the Trace Event Format: bytes in, runs of events out.
+"""A streaming, tolerant reader of the Trace Event Format, in bounded memory: bytes in, runs of events out.
 
-It reads the array form and the object form, plain or gzip, in bounded memory. `find_events` finds the whole,
-well-formed events of a window, which are decoded together. Anything else is read as one event: repaired where that is possible,
-else the bytes up to the next event are lost, and recorded with their place.
+`find_events` finds the whole, well-formed events of a window, which are decoded together. Anything else is read as one event:
+repaired where that is possible, else the bytes up to the next event are lost, and recorded with their place.
 """
 
 from __future__ import annotations
@@ -69,16 +68,11 @@ _STRAY_VALUES: Final = re.compile(
 
 
 class RawEvent(NamedTuple):
-    """An event with its text.
+    """An event with its text."""
 
-    Attributes:
-        text: The bytes of the file, or their repair.
-        offset_bytes: The place in the unpacked file.
-    """
-
-    text: bytes
+    text: bytes  # of the file, or its repair
     event: Event
-    offset_bytes: int
+    offset_bytes: int  # in the unpacked file
 
 
 class TraceReader(Window):
@@ -88,17 +82,14 @@ class TraceReader(Window):
     of `runs`.
 
     Args:
-        path: A file or URL, plain or gzip: JSON, a native trace of Perfetto, or a dump of torch's flight recorder. The content
-            decides, not the name.
+        path: A file or URL of any form that `open_trace` reads.
         limit_bytes: The maximum that is read of the file; None for all.
         stream: The bytes to read in place of those of the file.
 
     Attributes:
         form: "array" or "object".
-        foreign: The form of a file that is not Chrome JSON, "pftrace" or "flight recorder", else empty. Offsets and counts of
-            bytes then refer to the JSON into which the file is converted.
-        header: The top-level keys other than ``traceEvents``, decoded. Those before the events are there from the
-            start, those after them once `runs` has ended.
+        foreign: The form of a file that is converted to JSON, else empty. Offsets and counts of bytes refer to the JSON.
+        header: The top-level keys other than ``traceEvents``, decoded. Those after the events come at the end of `runs`.
         closed: True if the file ends as its form does.
         losses: The unreadable parts before the last event; the first 1000.
         lost_events: The number of events that seem to begin in them.
@@ -110,16 +101,14 @@ class TraceReader(Window):
         at: The present place in the window: everything before it is read.
         final: True if the file ends with the window.
         in_events: True until the events have ended, those of a second ``traceEvents`` included.
-        separator: The text from the closing brace of an event, and white space before it, to the first key of the next one;
-            None while it is unknown.
+        separator: The text from the closing brace of an event to the first key of the next one; None while it is unknown.
 
     Raises:
         StorageError: The file is not there or cannot be read.
         TraceFormatError: It is not a trace.
     """
 
-    max_run_bytes = 1024 * 1024
-    """The maximum distance from the beginning of a run to that of its last event."""
+    max_run_bytes = 1024 * 1024  # the maximum distance from the beginning of a run to that of its last event
 
     def __init__(self, path: str, *, limit_bytes: int | None = None, stream: TraceStream | None = None) -> None:
         super().__init__(open_trace(path, limit_bytes) if stream is None else stream)
@@ -140,11 +129,7 @@ class TraceReader(Window):
             raise
 
     def runs(self, decode: Callable[[bytes], list[Event]] = decode_run) -> Iterator[list[Event]]:
-        """Yield the events of the file, run by run, in the order of the file.
-
-        Args:
-            decode: Returns those events of a text that the caller needs.
-        """
+        """Yield the events in the order of the file, run by run; of most runs, those that ``decode`` returns for their text."""
         return self._runs(lambda body, _: decode(body))
 
     def _runs(self, decode: _Decode, *, raw: bool = False) -> Iterator[Any]:
@@ -389,7 +374,7 @@ class TraceReader(Window):
         return len(_PHASE.findall(text)) <= 1
 
     def _mend(self) -> tuple[bytes, int, list[str]] | None:
-        """Return the event at the present place repaired, where it ends, and the kinds of repair."""
+        """Return the event at the present place repaired, its end, and the kinds of repair."""
         self._look_ahead(_REPAIR_AHEAD_BYTES)
         while True:
             limit = self.at + MAX_EVENT_BYTES

@@ -68,8 +68,7 @@ def repair_object(text: bytes, start: int, limit: int) -> tuple[bytes, int, list
     """Repair the object that begins at ``start``.
 
     Returns:
-        The repaired object, where it ends in ``text``, and the kinds of repair; or None when it cannot be told where it
-        ends before ``limit``, or it is nested too deeply.
+        The repaired object, its end in ``text``, and the kinds of repair; None if it has no clear end, or is nested too deeply.
     """
     out = bytearray()
     kinds: list[str] = []

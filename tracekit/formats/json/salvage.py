@@ -41,16 +41,11 @@ class SalvageReader(TraceReader):
 
     A `TraceReader` stops at the end of the first document. This one reads on: behind torn gzip members, behind closing brackets,
     below a second header. After damage it accepts only objects with the fields of an event.
-
-    Attributes:
-        keys: The readable keys next to ``traceEvents`` of the object form, with the text of their values; those before
-            the events are there with the first run.
-        damages: Sentences about data that could not be unpacked.
     """
 
     def __init__(self, path: str) -> None:
         stream = SalvageStream(path)
-        self.keys: dict[str, bytes] = {}
+        self.keys: dict[str, bytes] = {}  # next to ``traceEvents``, with the text of their values
         self.damages = stream.damages
         self._by_tracekit = False
         super().__init__(path, stream=stream)
@@ -177,13 +172,10 @@ class SalvageStream(ByteStream):
 
     A `ByteStream` ends at the first damage. This one returns every byte before it, then looks for the next member of the gzip
     file and goes on there.
-
-    Attributes:
-        damages: Sentences on what could not be unpacked, with offsets in the packed file; the first few.
     """
 
     def __init__(self, path: str) -> None:
-        self.damages: list[str] = []
+        self.damages: list[str] = []  # the first few sentences about data that could not be unpacked
         self._read_bytes = 0
         self._damaged_at = 0
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked

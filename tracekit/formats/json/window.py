@@ -31,34 +31,22 @@ _SEPARATOR: Final = re.compile(rb"[ \t\r\n,]*")
 
 @dataclass(slots=True)
 class Finding:
-    """One kind of damage in a file, counted.
+    """One kind of damage in a file, counted, with its first place in the unpacked file."""
 
-    Attributes:
-        kind: A word for it, for example "unescaped_quote".
-        offset_bytes: The first place, in the unpacked file.
-        detail: A sentence, or the first characters of the damage.
-        event: The number of the first damaged event, from 1; None for damage outside of the events.
-    """
-
-    kind: str
+    kind: str  # for example "unescaped_quote"
     offset_bytes: int
     count: int
-    detail: str
-    event: int | None = None
+    detail: str  # a sentence, or the first characters of the damage
+    event: int | None = None  # the number of the first damaged event, from 1; None for damage outside of the events
 
 
 @dataclass(frozen=True, slots=True)
 class LostBytes:
-    """A part of a file that could not be read.
-
-    Attributes:
-        offset_bytes: Its beginning in the unpacked file.
-        events: The number of events that seem to begin in it, a lower bound.
-    """
+    """A part of the unpacked file that could not be read."""
 
     offset_bytes: int
     length_bytes: int
-    events: int
+    events: int  # that seem to begin in it, a lower bound
     begins: str
 
 
@@ -91,14 +79,7 @@ class Window(Closing):
         self._stream.close()
 
     def fill(self, wanted_bytes: int = 0) -> bool:
-        """Drop the window up to `at`, and append the next piece of the file.
-
-        Args:
-            wanted_bytes: Append pieces until the window holds this much from `at` on.
-
-        Returns:
-            False if the file has ended.
-        """
+        """Drop the window up to `at`, and append a piece, or until ``wanted_bytes`` follow; return False at the file's end."""
         kept = max(0, self.at - _KEPT_BYTES)
         rest = self.text[kept:]
         self._offset += kept
@@ -162,10 +143,7 @@ class Window(Closing):
         return pattern.match(self.text, self.at) is not None
 
     def _find_end(self, ahead: int, max_bytes: int) -> int | None:
-        """Return the end of the value ``ahead`` bytes after the present place; None if it is broken.
-
-        Reads on while the value may be cut by the end of the window, up to ``max_bytes``.
-        """
+        """Return the end of the value ``ahead`` bytes further, reading on up to a limit; None if it is broken."""
         while True:
             end, is_whole = scan_value(self.text, self.at + ahead)
             if is_whole:
@@ -184,9 +162,7 @@ class Window(Closing):
     def drops(self) -> list[Finding]:
         """Damage that lost events, in order of kind; each place is one event or more."""
         found = [self._findings[key] for key in sorted(self._findings) if key[0]]
-        if self._stream.losses:
-            found += [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
-        return found
+        return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
 
     def _lose(self) -> None:
         """Note that the file is unreadable from the present place on."""
