@@ -25,6 +25,7 @@ small enough for the processor's cache."""
 # 4 bytes of zstd can yield 128 KiB.
 _MAX_PACKED_BYTES: Final = 2048
 _MAX_NAMED: Final = 5
+_MAX_DAMAGES: Final = 20
 _TRACE: Final = re.compile(r"\.(?:json|jsonl|pftrace|json\.tmp)(?:\.gz|\.zst)?$")
 
 
@@ -38,8 +39,7 @@ class Closing:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        raise NotImplementedError
+        """Close the file, if there is one."""
 
 
 class TraceStream(Closing):
@@ -79,6 +79,8 @@ class ByteStream(TraceStream):
         super().__init__(without_secrets(path))
         self._file = open_read(path)
         self._left = 1 << 62 if limit_bytes is None else limit_bytes
+        self._read_bytes = 0
+        self.damages: list[str] = []  # the first few sentences about data that could not be unpacked
         self._head = b""  # of a file that another codec unpacks
         self._unpack: Callable[[int], bytes] | None = None
         self.packing = ""  # "gzip", "zstd" or "zip"
@@ -95,6 +97,7 @@ class ByteStream(TraceStream):
         except BaseException:
             self._file.close()
             raise
+        self._read_bytes = len(self._packed)  # without what another codec has read
         self._is_gzip = kind == "gzip"
         self.packing = self.packing or ("gzip" if self._is_gzip else "")
         self.compressed = bool(self.packing)
@@ -164,7 +167,7 @@ class ByteStream(TraceStream):
     def _read_file(self) -> bytes:
         """Return the next piece without zstd and zip, but not without gzip."""
         try:
-            return (self._unpack or self._read_plain)(PIECE_BYTES)
+            piece = (self._unpack or self._read_plain)(PIECE_BYTES)
         except _damage_errors() as error:
             self._unpack = lambda _: b""
             self._note_damage(f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})")
@@ -172,6 +175,8 @@ class ByteStream(TraceStream):
         except Exception as error:
             # An object store raises other exceptions.
             raise StorageError(f"{self.path}: cannot be read: {error}") from error
+        self._read_bytes += len(piece)
+        return piece
 
     def _read_plain(self, size: int) -> bytes:
         if self._head:
@@ -183,6 +188,8 @@ class ByteStream(TraceStream):
 
     def _note_damage(self, sentence: str) -> None:
         self.damage = self.damage or sentence
+        if len(self.damages) < _MAX_DAMAGES:
+            self.damages.append(sentence)
 
 
 class BytesStream(TraceStream):
@@ -196,9 +203,6 @@ class BytesStream(TraceStream):
         """Return all bytes, once."""
         data, self._data = self._data, b""
         return data
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class ConvertedStream(TraceStream):

@@ -39,12 +39,7 @@ _PHASES: Final = frozenset("BEXiIRCMbenstfTP")
 _HEXADECIMAL: Final = re.compile(r"\s*[+-]?(0[xX])?[0-9a-fA-F]{1,16}\s*")
 _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|[+-]?(?i:nan|inf(inity)?)")
 _TEXT_TIME: Final = re.compile(rb'"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"')
-_METADATA_ARGS: Final = {
-    "process_name": "name",
-    "thread_name": "name",
-    "process_sort_index": "sort_index",
-    "thread_sort_index": "sort_index",
-}
+_METADATA_ARGS: Final = {f"{what}_{key}": key for what in ("process", "thread") for key in ("name", "sort_index")}
 # The end of the rules' names, and the advice for a missing and for a negative time.
 _TIMES: Final = {
     "ts": ("time", "give it one, in microseconds", "write times relative to an earlier base"),
@@ -55,17 +50,13 @@ _TIMES: Final = {
 class EventChecks:
     """Checks one event after the other; `finish` checks what several events must agree on.
 
-    Attributes:
-        metadata: Event numbers of the ``tracekit_metadata`` events.
-        by_tracekit: True after an event with a name that starts with ``tracekit_``.
-
     Args:
         rank_of: The rank of each pid in a merged trace; empty in others.
     """
 
     def __init__(self, findings: Findings, rank_of: Mapping[Any, int]) -> None:
-        self.metadata: list[int] = []
-        self.by_tracekit = False
+        self.metadata: list[int] = []  # the numbers of the ``tracekit_metadata`` events
+        self.by_tracekit = False  # True after an event with a name that starts with ``tracekit_``
         self._add = findings.add
         self._tracks = Tracks(findings)
         self._rank_of = rank_of
@@ -152,8 +143,7 @@ class EventChecks:
             self.by_tracekit = True
             if name == METADATA_EVENT:
                 self.metadata.append(number)
-        elif name in _METADATA_ARGS:
-            key = _METADATA_ARGS[name]
+        elif key := _METADATA_ARGS.get(name):
             given = decode_dict(event.args).get(key)
             if key == "name" and not isinstance(given, str):
                 self._add("perfetto-metadata-name", number, f"args.name of {name} is no text; write the name")

@@ -88,46 +88,41 @@ def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
     if not path:
         raise ConfigError("the path of the trace is empty; give the name of a file")
     findings = Findings()
-    file, is_trace = _check_head(path, findings)
-    if not is_trace:
-        return findings.report(file)
-    try:
-        reader = TraceReader(path)
-    except TraceFormatError as error:
-        reason = error.reason.removeprefix("this is not a trace: ")
-        findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
-        return findings.report(file)
-    with reader:
+    with ByteStream(path) as stream:
+        if not _check_head(stream, findings):
+            return findings.report(stream.path)
+        try:
+            reader = TraceReader(path, stream=stream)
+        except TraceFormatError as error:
+            reason = error.reason.removeprefix("this is not a trace: ")
+            findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
+            return findings.report(stream.path)
         return _check_trace(reader, findings, _SchemaCheck(wanted=schema))
 
 
-def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
-    """Check the first bytes; return the printable name of the file, and whether Perfetto takes it for a trace."""
-    with ByteStream(path) as stream:
-        head = stream.read()
-        while not head.strip() and (piece := stream.read()):
-            head = piece
-        file = stream.path
-        form = form_of(head)
-        if form in FOREIGN_FORMS:
-            advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
-            raise TraceFormatError(file, f"this is {FOREIGN_FORMS[form]}, and validate checks JSON; {advice}")
-        if not _JSON.match(head):
-            raise TraceFormatError(file, "this is not JSON; validate reads traces in Chrome's Trace Event Format")
-        if form == "JSON lines":
-            reason = "JSON lines, of which Perfetto shows nothing; tracekit convert makes an array of them"
-            findings.add("perfetto-no-events", None, reason)
-            return file, False
-        if stream.packing == "zstd":
-            findings.add("perfetto-unknown-type", None, "zstd, which Perfetto does not unpack; use gzip")
-        if stream.damage and not head:
-            findings.add("perfetto-cut-file", None, f"{stream.damage}; tracekit recover saves what can be read")
-            return file, False
+def _check_head(stream: ByteStream, findings: Findings) -> bool:
+    """Check the first bytes; return True if Perfetto takes the file for a trace."""
+    head, file = stream.peek(), stream.path
+    form = form_of(head)
+    if form in FOREIGN_FORMS:
+        advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
+        raise TraceFormatError(file, f"this is {FOREIGN_FORMS[form]}, and validate checks JSON; {advice}")
+    if not _JSON.match(head):
+        raise TraceFormatError(file, "this is not JSON; validate reads traces in Chrome's Trace Event Format")
+    if form == "JSON lines":
+        reason = "JSON lines, of which Perfetto shows nothing; tracekit convert makes an array of them"
+        findings.add("perfetto-no-events", None, reason)
+        return False
+    if stream.packing == "zstd":
+        findings.add("perfetto-unknown-type", None, "zstd, which Perfetto does not unpack; use gzip")
+    if stream.damage and not head:
+        findings.add("perfetto-cut-file", None, f"{stream.damage}; tracekit recover saves what can be read")
+        return False
     is_trace = _JSON_TRACE.match(head) is not None or head.lstrip().startswith(b"\xef\xbb\xbf")
     if not is_trace:
-        begins = "it is empty" if not head.strip() else 'it does not begin with {" or [{"'
+        begins = "it is empty" if not head else 'it does not begin with {" or [{"'
         findings.add("perfetto-unknown-type", None, f"{begins}, so that Perfetto does not take it for a trace")
-    return file, is_trace
+    return is_trace
 
 
 def _check_trace(reader: TraceReader, findings: Findings, schema: _SchemaCheck) -> ValidationReport:
