@@ -118,7 +118,6 @@ class _Texts:
         self._frames = frames
         self._key = ""
         self._known: dict[tuple[str, bytes], bytes] = {}
-        self._learned: set[tuple[str, bytes]] = set()
 
     def learn_event(self, event: Event) -> None:
         """Learn the names in an event."""
@@ -183,11 +182,7 @@ class _Texts:
         for match in _TEXT.finditer(json):
             if match[2] is not None:
                 self._key = match[1].decode("utf-8", "replace")
-            elif (found := (self._key, match[1])) not in self._learned:
-                if len(self._learned) >= _MOST_KNOWN:
-                    self._learned.clear()
-                if len(match[1]) <= _LONGEST_KNOWN:
-                    self._learned.add(found)
+            else:
                 self._aliases.learn(self._key, decode_or_none(Raw(b'"%b"' % match[1])) or "")
 
     def clean(self, json: bytes, *, numbers: bool = True) -> bytes:
