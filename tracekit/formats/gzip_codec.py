@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
-    from types import TracebackType
     from typing import BinaryIO
 
 _codec: Any = zlib
@@ -56,11 +55,9 @@ class GzipWriter:
     def __enter__(self) -> GzipWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
         if self._behind is not None:
-            self._behind.__exit__(kind, error, traceback)
+            self._behind.__exit__(kind, *others)
         if kind is None:
             self._pack(self._rest)
             self._file.write(self._deflater.flush())

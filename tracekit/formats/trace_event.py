@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -100,7 +101,7 @@ def named(event: Event) -> NamedEvent:
     return NamedEvent(decode_text(event.name), event.pid, event.tid, NameArgs(name, labels, order))
 
 
-decode_event = msgspec.json.Decoder(Event).decode  # decode one event without keys that are not in the format
+_decode_event = msgspec.json.Decoder(Event).decode
 decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode  # decode a JSON object. Each value stays JSON text.
 decode_any = msgspec.json.Decoder().decode  # decode any JSON value; see `decode_json`
 decode_raw_list = msgspec.json.Decoder(list[Raw]).decode  # decode a JSON array. Each item stays JSON text.
@@ -157,11 +158,13 @@ def decode_events(text: bytes) -> list[Event]:
     try:
         return decode_run(text)
     except REFUSED:
-        return [decode_unusual(raw) for raw in decode_raw_list(b"[%b]" % text)]
+        return [decode_event(raw) for raw in decode_raw_list(b"[%b]" % text)]
 
 
-def decode_unusual(text: bytes | Raw) -> Event:
-    """Decode an event with keys that are not in the format, or with a ``pid`` or ``tid`` of an unusual type."""
+def decode_event(text: bytes | Raw) -> Event:
+    """Decode one event, also with keys that are not in the format, or with a ``pid`` or ``tid`` of an unusual type."""
+    with suppress(*REFUSED):
+        return _decode_event(text)
     fields = decode_raw_dict(text)
     known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
     extra = {key: value for key, value in fields.items() if key not in _FIELDS}

@@ -16,7 +16,7 @@ from tracekit.formats.byte_stream import HEAD_BYTES, seems_to_be
 from tracekit.formats.json.repair import repair_object, repair_text
 from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events
 from tracekit.formats.merged_head import MAX_HEAD_BYTES, MERGED_KEY
-from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
+from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run
 from tracekit.formats.trace_stream import open_trace
 
 if TYPE_CHECKING:
@@ -465,11 +465,8 @@ class TraceReader(Window):
 
 def decode(text: bytes) -> Event | None:
     """Decode an event; return None if it cannot be decoded."""
-    try:
+    with suppress(*REFUSED):
         return decode_event(text)
-    except REFUSED:
-        with suppress(*REFUSED):
-            return decode_unusual(text)
     return None
 
 
