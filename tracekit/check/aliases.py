@@ -14,9 +14,8 @@ _WHOLE: Final = {
     **dict.fromkeys(("user", "username", "user_name"), "user"),
     **dict.fromkeys(("argv", "cmdline", "command", "cwd", "environ"), "text"),
 }
+# A key, in JSON, with a value of one kind as a whole that is no text, up to the value.
 WHOLE_VALUE: Final = re.compile(rb'"((?i:%b))"\s*:\s*(?=[\[{\d-])' % "|".join(_WHOLE).encode())
-"""A key, in JSON, with a value of one kind as a whole that is no text, up to the value."""
-
 # The last three hold functions, where a trace has stacks.
 _NAMES: Final = frozenset({"name", "labels", "sf", "esf", "stack"})
 # Words of these kinds are searched in all other texts too.

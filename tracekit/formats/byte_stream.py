@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+# Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
+# small enough for the processor's cache.
 PIECE_BYTES: Final = 256 * 1024
-"""Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
-small enough for the processor's cache."""
-
 # 4 bytes of zstd can yield 128 KiB.
 _MAX_PACKED_BYTES: Final = 2048
 _MAX_NAMED: Final = 5

@@ -31,10 +31,9 @@ TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})  # meta
 TOTALS_KEY: Final = "tracekitTotals"  # the key after the events with the totals over all events
 MAX_VALUE_BYTES: Final = 4096  # maximum JSON size of a header value of an input that a merged trace keeps
 MAX_KEYS: Final = 64  # maximum number of such values
+# Keys of Kineto's header: what torch says about the distributed run, and the devices.
 DISTRIBUTED_KEY: Final = "distributedInfo"
 DEVICES_KEY: Final = "deviceProperties"
-"""Keys of Kineto's header: what torch says about the distributed run, and the devices."""
-
 _MAX_LEVELS: Final = 400
 # Keys that the merged trace has in another form.
 _MERGED_KEYS: Final = frozenset(

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4  # types of events
 ROOT_UUID: Final = 0  # the root track of every trace, with settings for all tracks
+# The clock of a sequence, in ns since the previous packet. Clock numbers from 64 on are local to a sequence.
 CLOCK: Final = 64
-"""The clock of a sequence, in ns since the previous packet. Clock numbers from 64 on are local to a sequence."""
-
 _BOOTTIME: Final = 6
 _REALTIME: Final = 1
 _EXPLICIT: Final = 3

@@ -38,43 +38,34 @@ FORMAT_VERSION: Final = 1
 
 METADATA_EVENT: Final = "tracekit_metadata"  # first event of the file. args: see schemas/rank_metadata.schema.json.
 TIMESTAMP_EVENT: Final = "tracekit_timestamp"  # the training `Timestamp` from ts on; args is its state dict
-# Events that Composer's ``JSONTraceHandler`` writes in each recorded window, with args {"value"}.
+# Events that Composer's ``JSONTraceHandler`` writes in each recorded window, with args {"value"}. The last two contain the
+# time at which the rank left a barrier, in µs since the epoch, and the error bound in µs.
 COMPOSER_RANK_EVENT: Final = "global_rank"
-COMPOSER_SYNC_EVENT: Final = (
-    "clock_sync_timestamp_us"  # the time at which the rank left a barrier, in µs since the epoch
-)
-COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"  # in µs
-
+COMPOSER_SYNC_EVENT: Final = "clock_sync_timestamp_us"
+COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"
 CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"  # a pair of readings: args {"wall_ns", "monotonic_ns", "error_ns"}
+# The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}. The timeline of
+# the file has no step.
 CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
-"""The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}. The timeline of
-the file has no step."""
-
+# The offset from this process's clock to the clock of the reference rank: ``args`` are the fields of `ClockOffset`.
 CLOCK_OFFSET_EVENT: Final = "tracekit_clock_offset"
-"""The offset from this process's clock to the clock of the reference rank: ``args`` are the fields of `ClockOffset`."""
-
+# Another trace file of the same process: ``args`` {"file": its name, "path": its path relative to the folder of this
+# file, if it is in another folder and the recording is not private}.
 COMPANION_EVENT: Final = "tracekit_companion"
-"""Another trace file of the same process: ``args`` {"file": its name, "path": its path relative to the folder of this
-file, if it is in another folder and the recording is not private}."""
-
+# The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}.
 DUMP_EVENT: Final = "tracekit_dump"
-"""The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}."""
-
+# Number of events that are missing because the file could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with
+# spaces to a fixed width and updated in place. So it is correct even if the disk stays full and the process is killed.
 LOSS_EVENT: Final = "tracekit_loss"
-"""Number of events that are missing because the file could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with
-spaces to a fixed width and updated in place. So it is correct even if the disk stays full and the process is killed."""
-
 LOST_EVENTS_KEY: Final = "lost_events"
 
+# An instant at the time of the first missing event: ``args`` {"lost_events", "from_ns", "to_ns"}.
 GAP_EVENT: Final = "tracekit.gap"
-"""An instant at the time of the first missing event: ``args`` {"lost_events", "from_ns", "to_ns"}."""
-
+# Last event of a closed file: ``args`` contains the counts of written and lost events.
 SUMMARY_EVENT: Final = "tracekit_summary"
-"""Last event of a closed file: ``args`` contains the counts of written and lost events."""
-
 BASE_TIME_KEY: Final = "baseTimeNanoseconds"  # the key of the base of every ts in a file, as in Kineto
+# A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928).
 GRID_SECONDS: Final = 7_889_238
-"""A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928)."""
 
 
 _INEXACT_S: Final = (2**42 // 10**6, 2**52 // 10**9 + 1)

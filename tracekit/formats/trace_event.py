@@ -15,14 +15,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from tracekit.formats.decimal_time import parse_us
 
-__all__ = ["UNSET", "Raw", "UnsetType"]  # of msgspec, which no other module imports
+__all__ = ["UNSET", "Raw", "UnsetType"]  # of msgspec, for other modules
 
 # The name of `Event.extra` in msgspec. No event has such a key.
 _EXTRA: Final = "tracekit: extra"
 _EXTRA_KEY: Final = b'"tracekit: extra":'
 
+# The exceptions of decoders without a ``Raises`` section.
 REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""The exceptions of decoders without a ``Raises`` section."""
 
 
 class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
@@ -188,15 +188,13 @@ def encode_event(event: Event) -> bytes:
     return text
 
 
+# The phases of the Trace Event Format, including those that few viewers show.
 PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
-"""The phases of the Trace Event Format, including those that few viewers show."""
-
 MAX_DEPTH: Final = 512  # maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)
+# Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show.
 MAX_NESTING: Final = 64
-"""Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show."""
-
+# Ids from here on are given to processes and threads without a usable number; tracekit's own lanes begin at 2**30.
 FREE_NUMBERS: Final = 3 * 2**30
-"""Ids from here on are given to processes and threads without a usable number; tracekit's own lanes begin at 2**30."""
 
 _QUOTE, _BRACE = ord('"'), ord("{")
 _first_byte = struct.Struct("B").unpack_from  # into a tuple: several times as fast as a memoryview

@@ -26,25 +26,21 @@ from tracekit.storage import basename, exists, open_read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+# A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
+# `tracekit_metadata`.
 ANCHOR_EVENT: Final = "tracekit_clock_anchor"
-"""A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
-`tracekit_metadata`."""
-
+# Maximum number of events in the JSON, the earliest ones. The others are in the protobuf only (jax#21295).
 MOST_EVENTS: Final = 1_000_000
-"""Maximum number of events in the JSON, the earliest ones. The others are in the protobuf only (jax#21295)."""
-
+# The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes in the same folder.
 PERFETTO_COPY: Final = "perfetto_trace.json.gz"
-"""The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes in the same folder."""
-
 _PROCESS: Final = re.compile(r"/(?:host|device):\S")
 _TRACE_SUFFIX: Final = re.compile(r"\.trace\.json(?:\.gz)?$")
 _NUMBERS: Final = ("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks")
 _TEXTS: Final = ("host", "boot_id", "run_id")
 _MAX_PLANE_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
+# Upper bound of the rounding error between the start and the events of a trace, which are readings of one clock.
 _ROUNDING_NS: Final = 1_000
-"""Upper bound of the rounding error between the start and the events of a trace, which are readings of one clock."""
-
 # Fields of XSpace, XPlane, XStat and XStatMetadata.
 _PLANES, _HOSTNAMES = 1, 4
 _PLANE_NAME, _STAT_NAMES, _STATS = 2, 5, 6

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+# A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else.
 Kind = Literal["rank", "merged", "other"]
-"""A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else."""
-
 Severity = Literal["error", "warning"]
 
 # A merge keeps these as its input has them.
@@ -153,8 +152,6 @@ _BY_SEVERITY: Final[tuple[tuple[Severity, Severity | None, dict[str, str]], ...]
     ("warning", None, _WARNINGS_ONLY_OF_TRACEKIT),
 )
 RULES: Final = {name: Rule(name, why, own, other) for own, other, whys in _BY_SEVERITY for name, why in whys.items()}
-"""All rules by id."""
-
 KEPT_PER_RULE: Final = 10  # the maximum number of kept problems of one rule; all are counted
 
 

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     _Decode = Callable[[bytes, Sequence[int]], Any]
 
+# No event up to this length is lost for its length, whether it is well-formed or needs repair.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
-"""No event up to this length is lost for its length, whether it is well-formed or needs repair."""
-
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _REPAIR_AHEAD_BYTES: Final = 1024 * 1024
 _MAX_KEY_BYTES: Final = 64 * 1024
