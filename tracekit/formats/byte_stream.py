@@ -46,6 +46,7 @@ class TraceStream(Closing):
 
     foreign = ""  # the form of a file that is converted to Chrome JSON
     compressed = False
+    packing = ""  # "gzip", "zstd" or "zip"
     ended = False  # True if nothing follows for certain
     damage: str | None = None  # why reading stopped early; the bytes before it are valid
     losses: Mapping[str, int] = MappingProxyType({})  # parts that are unreadable or have no form in JSON, by kind
@@ -82,7 +83,6 @@ class ByteStream(TraceStream):
         self.damages: list[str] = []  # the first few sentences about data that could not be unpacked
         self._head = b""  # of a file that another codec unpacks
         self._unpack: Callable[[int], bytes] | None = None
-        self.packing = ""  # "gzip", "zstd" or "zip"
         try:
             self._packed = self._read_file()
             kind = packing_of(self._packed)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import StrPath
     from tracekit.check.validation.report import Kind, ValidationReport
+    from tracekit.formats.byte_stream import TraceStream
     from tracekit.formats.json.window import Finding as Damage
     from tracekit.formats.trace_event import Event
 
@@ -87,23 +88,27 @@ def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
     path = check_path("path", path)
     if not path:
         raise ConfigError("the path of the trace is empty; give the name of a file")
-    findings = Findings()
     with ByteStream(path) as stream:
-        if not _check_head(stream, findings):
-            return findings.report(stream.path)
-        try:
-            reader = TraceReader(path, stream=stream)
-        except TraceFormatError as error:
-            reason = error.reason.removeprefix("this is not a trace: ")
-            findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
-            return findings.report(stream.path)
-        return _check_trace(reader, findings, _SchemaCheck(wanted=schema))
+        return validate_stream(stream, stream.peek(), schema=schema)
 
 
-def _check_head(stream: ByteStream, findings: Findings) -> bool:
+def validate_stream(stream: TraceStream, head: bytes, *, schema: bool) -> ValidationReport:
+    """Check a trace that begins with ``head``; see `validate_trace`."""
+    findings = Findings()
+    if not _check_head(stream, head, findings):
+        return findings.report(stream.path)
+    try:
+        reader = TraceReader(stream.path, stream=stream)
+    except TraceFormatError as error:
+        reason = error.reason.removeprefix("this is not a trace: ")
+        findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
+        return findings.report(stream.path)
+    return _check_trace(reader, findings, _SchemaCheck(wanted=schema))
+
+
+def _check_head(stream: TraceStream, head: bytes, findings: Findings) -> bool:
     """Check the first bytes; return True if Perfetto takes the file for a trace."""
-    head, file = stream.peek(), stream.path
-    form = form_of(head)
+    form, file = form_of(head), stream.path
     if form in FOREIGN_FORMS:
         advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
         raise TraceFormatError(file, f"this is {FOREIGN_FORMS[form]}, and validate checks JSON; {advice}")
