@@ -146,21 +146,7 @@ def damaged(random: Random, data: bytes) -> bytes:
         elif what == 2:
             data = data[:at] + bytes([random.randrange(256)]) + data[at + 1 :]
         else:
-            noise = [
-                b'"',
-                b"\\",
-                b"{",
-                b"}",
-                b"[",
-                b"]",
-                b",",
-                b"\0",
-                b"\xff",
-                b"\\u",
-                b"\n",
-                b"e5",
-                b"\xf0\x9f\x98\x80",
-            ]
+            noise = [*(b"%c" % char for char in b'"\\{}[],\0\xff'), b"\\u", b"\n", b"e5", b"\xf0\x9f\x98\x80"]
             data = data[:at] + random.choice(noise) + data[at:]
     return data
 

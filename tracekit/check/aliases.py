@@ -9,24 +9,13 @@ from typing import Final
 # Keys with values that are replaced as a whole, and the kind of their values.
 _WHOLE: Final = {
     "boot_id": "boot",
-    "host": "host",
-    "host_name": "host",
-    "hostname": "host",
-    "node_name": "host",
-    "nodename": "host",
     "run_id": "run",
-    "user": "user",
-    "username": "user",
-    "user_name": "user",
-    "argv": "text",
-    "cmdline": "text",
-    "command": "text",
-    "cwd": "text",
-    "environ": "text",
+    **dict.fromkeys(("host", "host_name", "hostname", "node_name", "nodename"), "host"),
+    **dict.fromkeys(("user", "username", "user_name"), "user"),
+    **dict.fromkeys(("argv", "cmdline", "command", "cwd", "environ"), "text"),
 }
+# A key, in JSON, with a value of one kind as a whole that is no text, up to the value.
 WHOLE_VALUE: Final = re.compile(rb'"((?i:%b))"\s*:\s*(?=[\[{\d-])' % "|".join(_WHOLE).encode())
-"""A key, in JSON, with a value of one kind as a whole that is no text, up to the value."""
-
 # The last three hold functions, where a trace has stacks.
 _NAMES: Final = frozenset({"name", "labels", "sf", "esf", "stack"})
 # Words of these kinds are searched in all other texts too.

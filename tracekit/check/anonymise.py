@@ -36,16 +36,12 @@ _UNREADABLE: Final = b'"text"'
 
 @dataclass(frozen=True, slots=True)
 class AnonymousTrace:
-    """A trace that was written.
-
-    Attributes:
-        lost: The number of places of the source that could not be read, and are left out.
-    """
+    """A trace that was written."""
 
     source: str
     output: str
     events: int
-    lost: int
+    lost: int  # the number of places of the source that could not be read, and are left out
 
 
 def anonymise_traces(
@@ -122,7 +118,6 @@ class _Texts:
         self._frames = frames
         self._key = ""
         self._known: dict[tuple[str, bytes], bytes] = {}
-        self._learned: set[tuple[str, bytes]] = set()
 
     def learn_event(self, event: Event) -> None:
         """Learn the names in an event."""
@@ -187,21 +182,13 @@ class _Texts:
         for match in _TEXT.finditer(json):
             if match[2] is not None:
                 self._key = match[1].decode("utf-8", "replace")
-            elif (found := (self._key, match[1])) not in self._learned:
-                if len(self._learned) >= _MOST_KNOWN:
-                    self._learned.clear()
-                if len(match[1]) <= _LONGEST_KNOWN:
-                    self._learned.add(found)
+            else:
                 self._aliases.learn(self._key, decode_or_none(Raw(b'"%b"' % match[1])) or "")
 
     def clean(self, json: bytes, *, numbers: bool = True) -> bytes:
         """Return the same JSON with other words in its texts.
 
-        An object or a list becomes one word if its key names a person or a machine.
-
-        Args:
-            json: An object, a list or a text.
-            numbers: Also replace a number with such a key.
+        A list, an object and (with ``numbers``) a number become one word if their key names a person or a machine.
         """
         out: list[bytes] = []
         at = 0

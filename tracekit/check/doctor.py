@@ -77,18 +77,12 @@ _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno
 
 @dataclass(slots=True)
 class Section:
-    """One thing that was examined.
-
-    Attributes:
-        facts: The findings by name; ready for JSON.
-        problems: Sentences that name the problem and its solution.
-        notes: Sentences about facts that need no action.
-    """
+    """One thing that was examined."""
 
     title: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # by name; ready for JSON
+    problems: list[str] = field(default_factory=list)  # sentences that name the problem and its solution
+    notes: list[str] = field(default_factory=list)  # sentences about facts that need no action
 
 
 def examine_environment() -> Section:
@@ -156,11 +150,7 @@ def examine_rank() -> Section:
 
 
 def examine_clocks(clock: Clock = SYSTEM_CLOCK) -> Section:
-    """Read the clocks many times: their resolution, how well they can be compared, and whether they go backwards.
-
-    Args:
-        clock: The clocks; for tests.
-    """
+    """Read the clocks many times: their resolution, how well they can be compared, and whether they go backwards."""
     section = Section("clocks")
     wall_step_ns, wall_back = _step(clock.wall_ns)
     step_ns, back = _step(clock.monotonic_ns)
@@ -204,11 +194,7 @@ def _step(read_ns: Callable[[], int]) -> tuple[int | None, bool]:
 
 
 def examine_place(place: str) -> Section:
-    """Write, rename, read and remove a small file in a folder, or an object below a URL, as a recording would.
-
-    Args:
-        place: The folder or URL. Folders that are missing are not made; the next one above is looked at.
-    """
+    """Write, rename, read and remove a small file in a folder (or in the next one above), or an object below a URL."""
     section = Section(f"storage {without_secrets(place)}")
     try:
         if is_remote(place):

@@ -1,8 +1,7 @@
 """Load and compile the JSON Schemas of tracekit's output.
 
 They are in the top-level folder ``schemas``, which the package accesses as ``tracekit/schemas`` (a link in a checkout,
-a folder in an installed package). Each schema contains everything it refers to, so any JSON Schema validator can use a
-file alone. This is the only module that imports jsonschema, at the first use.
+a folder in an installed package). Each schema contains everything it refers to.
 """
 
 from __future__ import annotations
@@ -26,16 +25,10 @@ PERFETTO_MANIFEST: Final = "perfetto_manifest"
 
 @cache
 def load_schema(name: str) -> dict[str, Any]:
-    """Return a schema as plain data.
-
-    Args:
-        name: `TRACE_EVENT`, `RANK_METADATA`, `MERGE_REPORT`, `SEGMENT_INDEX` or `PERFETTO_MANIFEST`.
-
-    Raises:
-        FileNotFoundError: No schema has that name.
-    """
-    text = resources.files("tracekit").joinpath("schemas").joinpath(f"{name}.schema.json").read_bytes()
-    schema: dict[str, Any] = json.loads(text)
+    """Return a schema as plain data."""
+    schema: dict[str, Any] = json.loads(
+        resources.files("tracekit").joinpath(f"schemas/{name}.schema.json").read_bytes()
+    )
     return schema
 
 
@@ -48,7 +41,6 @@ def compile_schema(name: str) -> Callable[[Any], str | None]:
     Raises:
         MissingExtraError: jsonschema is not installed.
     """
-    # An extra, imported when it is first needed.
     try:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import best_match

@@ -15,17 +15,16 @@ from tracekit.storage import open_read, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import TracebackType
 
     from typing_extensions import Self
 
+# Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
+# small enough for the processor's cache.
 PIECE_BYTES: Final = 256 * 1024
-"""Size of a piece: large enough to amortise the Python code per piece (with 64 KiB, a quarter of a merge in C), and
-small enough for the processor's cache."""
-
 # 4 bytes of zstd can yield 128 KiB.
 _MAX_PACKED_BYTES: Final = 2048
 _MAX_NAMED: Final = 5
+_MAX_DAMAGES: Final = 20
 _TRACE: Final = re.compile(r"\.(?:json|jsonl|pftrace|json\.tmp)(?:\.gz|\.zst)?$")
 
 
@@ -35,32 +34,22 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        raise NotImplementedError
+        """Close the file, if there is one."""
 
 
 class TraceStream(Closing):
-    """The bytes of a trace. Use it from one thread at a time.
+    """The bytes of a trace. Use it from one thread at a time."""
 
-    Attributes:
-        foreign: The form of a file that is converted to Chrome JSON; empty for any other.
-        ended: True if nothing follows for certain.
-        damage: The reason why reading stopped early ("the gzip data is cut off", ...), or None. The bytes before it are
-            valid.
-        losses: Number of parts that are unreadable or have no form in JSON, by kind.
-    """
-
-    foreign = ""
+    foreign = ""  # the form of a file that is converted to Chrome JSON
     compressed = False
-    ended = False
-    damage: str | None = None
-    losses: Mapping[str, int] = MappingProxyType({})
+    packing = ""  # "gzip", "zstd" or "zip"
+    ended = False  # True if nothing follows for certain
+    damage: str | None = None  # why reading stopped early; the bytes before it are valid
+    losses: Mapping[str, int] = MappingProxyType({})  # parts that are unreadable or have no form in JSON, by kind
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -74,9 +63,6 @@ class ByteStream(TraceStream):
     """Reads a file: plain, gzip, zstd, or a zip archive with one trace. The content decides, not the name.
 
     Gzip may have several members, and may be cut.
-
-    Attributes:
-        packing: "gzip", "zstd" or "zip"; empty for a plain file.
 
     Args:
         limit_bytes: The maximum number of packed bytes that is read; None for all. A zip archive is always read whole.
@@ -93,9 +79,10 @@ class ByteStream(TraceStream):
         super().__init__(without_secrets(path))
         self._file = open_read(path)
         self._left = 1 << 62 if limit_bytes is None else limit_bytes
+        self._read_bytes = 0
+        self.damages: list[str] = []  # the first few sentences about data that could not be unpacked
         self._head = b""  # of a file that another codec unpacks
         self._unpack: Callable[[int], bytes] | None = None
-        self.packing = ""
         try:
             self._packed = self._read_file()
             kind = packing_of(self._packed)
@@ -109,6 +96,7 @@ class ByteStream(TraceStream):
         except BaseException:
             self._file.close()
             raise
+        self._read_bytes = len(self._packed)  # without what another codec has read
         self._is_gzip = kind == "gzip"
         self.packing = self.packing or ("gzip" if self._is_gzip else "")
         self.compressed = bool(self.packing)
@@ -178,7 +166,7 @@ class ByteStream(TraceStream):
     def _read_file(self) -> bytes:
         """Return the next piece without zstd and zip, but not without gzip."""
         try:
-            return (self._unpack or self._read_plain)(PIECE_BYTES)
+            piece = (self._unpack or self._read_plain)(PIECE_BYTES)
         except _damage_errors() as error:
             self._unpack = lambda _: b""
             self._note_damage(f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})")
@@ -186,6 +174,8 @@ class ByteStream(TraceStream):
         except Exception as error:
             # An object store raises other exceptions.
             raise StorageError(f"{self.path}: cannot be read: {error}") from error
+        self._read_bytes += len(piece)
+        return piece
 
     def _read_plain(self, size: int) -> bytes:
         if self._head:
@@ -197,6 +187,8 @@ class ByteStream(TraceStream):
 
     def _note_damage(self, sentence: str) -> None:
         self.damage = self.damage or sentence
+        if len(self.damages) < _MAX_DAMAGES:
+            self.damages.append(sentence)
 
 
 class BytesStream(TraceStream):
@@ -210,9 +202,6 @@ class BytesStream(TraceStream):
         """Return all bytes, once."""
         data, self._data = self._data, b""
         return data
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class ConvertedStream(TraceStream):
@@ -329,9 +318,7 @@ def _open_member(file: BinaryIO, path: str) -> Any:
     )
 
 
-HEAD_BYTES: Final = 4096
-"""Number of first bytes that identify the kind of a file."""
-
+HEAD_BYTES: Final = 4096  # number of first bytes that identify the kind of a file
 GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 # A frame of zstd, or a skippable one as pzstd writes.
@@ -388,11 +375,7 @@ def packing_of(head: bytes) -> str:
 
 
 def seems_to_be(head: bytes) -> str:
-    """Return the kind of a file that is not a trace, and a way to convert it; empty if the kind is unknown.
-
-    Args:
-        head: Its first bytes, unpacked, usually `HEAD_BYTES` of them.
-    """
+    """Return the kind of a file that is not a trace, from its first unpacked bytes, and what to do; empty if unknown."""
     if not head.strip(b"\0"):
         return "nothing but zeros, as after a crash of the machine that wrote it" if head else ""
     for magic, words in _BINARY:

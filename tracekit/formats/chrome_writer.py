@@ -188,20 +188,13 @@ def _compiled_encoder(pid: int) -> _CompiledEncoder | None:
 
 
 class _Spans:
-    """The training times of a batch.
-
-    Attributes:
-        changes: Start of each training time.
-        moments: The training times, as the arguments of an event.
-    """
+    """The training times of a batch: the start of each, and its text in the arguments of an event."""
 
     __slots__ = ("changes", "moments")
 
     def __init__(self, changes: list[tuple[int, Timestamp]]) -> None:
         self.changes = [time_ns for time_ns, _ in changes]
-        self.moments = [
-            b'"epoch":%d,"batch":%d' % (int(timestamp.epoch), int(timestamp.batch)) for _, timestamp in changes
-        ]
+        self.moments = [b'"epoch":%d,"batch":%d' % (int(moment.epoch), int(moment.batch)) for _, moment in changes]
 
     def find(self, time_ns: int) -> tuple[int, int, bytes]:
         """Return the training time that was current at a time, with its start and its end."""

@@ -17,29 +17,21 @@ import re
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any, Final
 
-EPOCH_NS: Final = 10**18
-"""Times from this value on (September 2001) are ns since the epoch. Smaller times count from an unknown start."""
-
+EPOCH_NS: Final = 10**18  # (September 2001): times from it on are ns since the epoch, others since an unknown start
 _DOT: Final = ord(".")
 _NUMBER: Final = re.compile(rb'\s*"?\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*"?\s*')
 # The limit of int64, and of all viewers.
 _LIMIT_NS: Final = 2**63 - 1
 _NANOSECOND: Final = Decimal("0.001")
 
-EXACT_NS: Final = 2**43 * 1000
-"""From this time after the base on, a double of microseconds cannot represent every nanosecond."""
-
-EXACT_SPANS_NS: Final = ((0, 2**42 * 1000), (2**52, EXACT_NS))
-"""The (start, end) of the ranges where viewers read every time to the nanosecond."""
+EXACT_NS: Final = 2**43 * 1000  # from here on, a double of microseconds cannot represent every nanosecond
+EXACT_SPANS_NS: Final = ((0, 2**42 * 1000), (2**52, EXACT_NS))  # where viewers read every time to the nanosecond
 
 
 def parse_us(text: bytes) -> int | None:
-    """Convert a JSON number of microseconds, optionally in quotes, to nanoseconds.
+    """Convert a JSON number of microseconds, optionally in quotes, to nanoseconds; None if it is none, or beyond 64 bits.
 
     Rounds more than three decimals to the nearest nanosecond, halves away from zero, like Perfetto's importer.
-
-    Returns:
-        Nanoseconds, or None if the text is not a finite number or does not fit into 64 bits.
     """
     try:
         # Kineto and tracekit write exactly three decimals. Other numbers take the slow path.

@@ -32,7 +32,7 @@ from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pi
 from tracekit.storage import basename
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from tracekit.formats.byte_stream import ByteStream
 
@@ -40,9 +40,7 @@ _MAX_DUMP_BYTES: Final = 64 << 20
 _MAX_TEXT_BYTES: Final = 1 << 30  # of JSON; a pickle can contain one object many times
 _MAX_ENTRY_BYTES: Final = 1 << 20
 _MAX_HEADER_BYTES: Final = 4 << 20
-_PIECE: Final = 200
-"""Number of events in a piece of output."""
-
+_PIECE: Final = 200  # number of events in a piece of output
 _MAX_CHARACTERS: Final = 2000
 _MAX_ITEMS: Final = 64
 _MAX_NS: Final = 2**62
@@ -58,9 +56,7 @@ _BETWEEN: Final = re.compile(rb"[\s,]*")
 
 _PROCESS: Final = "flight recorder"
 _CATEGORY: Final = "flight_recorder"
-_UNNAMED: Final = ("", "undefined")
-"""The descriptions of process groups without a description."""
-
+_UNNAMED: Final = ("", "undefined")  # the descriptions of process groups without a description
 _COPIED: Final = ("state", "retired", "record_id", "op_id", "p2p_seq_id", "timeout_ms", "duration_ms", "thread_name")
 _LAST_NUMBER: Final = re.compile(r"(?<!\d)(\d{1,5})(?:\.bin|\.json)?(?:\.gz)?$")
 _TIMES: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
@@ -82,11 +78,7 @@ class _Launch(NamedTuple):
 
 
 class FlightDumpStream(ConvertedStream):
-    """Reads a dump as Chrome JSON of the object form.
-
-    Args:
-        written_ns: Time of its writing in ns since the epoch, or None if unknown.
-    """
+    """Reads a dump, written at a time since the epoch (None if unknown), as Chrome JSON of the object form."""
 
     foreign = "flight recorder"
 
@@ -102,13 +94,12 @@ class FlightDumpStream(ConvertedStream):
         return (text.encode("utf-8", "replace") for text in self._text())
 
     def _text(self) -> Iterator[str]:
-        read = self._open()
-        if read is None:
+        dump = self._open()
+        if dump is None:
             return
-        header, entries = read
-        self._header = header
+        self._header, entries = dump
         # One of the entries of a launch has the time of its completion.
-        times = ((entry, _time(_dict(entry).get("time_discovered_completed_ns"))) for entry in entries())
+        times = ((entry, _time(entry.get("time_discovered_completed_ns"))) for entry in map(_entry, entries))
         completed = {_launch(entry): time_ns for entry, time_ns in times if time_ns is not None}
         left = _MAX_TEXT_BYTES
         name = basename(self.path)
@@ -117,7 +108,7 @@ class FlightDumpStream(ConvertedStream):
         yield '{"traceEvents":[\n' if rank is None else f'{{"rank":{int(rank[1])},"traceEvents":[\n'
         separator = ""
         batch: list[str] = []
-        for entry in entries():
+        for entry in map(_entry, entries):
             batch += self._events(entry, completed)
             if len(batch) >= _PIECE:
                 text = separator + ",\n".join(batch)
@@ -128,15 +119,15 @@ class FlightDumpStream(ConvertedStream):
                     self.damage = f"it makes more than {_MAX_TEXT_BYTES >> 20} MB of events"
                     return
         batch += self._end_of_what_hung()
-        about = {key: _text_of(header[key]) for key in ("version", "comm_lib_version") if key in header}
+        about = {key: _text_of(self._header[key]) for key in ("version", "comm_lib_version") if key in self._header}
         end = f'\n],\n"flight_recorder": {json.dumps(about)}'
         # The reader reports an object that is not closed as a cut file.
         yield (separator if batch else "") + ",\n".join(batch) + end + ("" if self.damage else "}\n")
 
     # The dump.
 
-    def _open(self) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
-        """Return the dump without its entries, and a function that returns these. Set ``damage`` if unreadable."""
+    def _open(self) -> tuple[dict[str, Any], list[Any]] | None:
+        """Return the dump without its entries, and these, which `_entry` decodes. Set ``damage`` if unreadable."""
         data = bytearray()
         while piece := self._source.read():
             data += piece
@@ -149,7 +140,7 @@ class FlightDumpStream(ConvertedStream):
         text = bytes(data)
         return self._open_pickle(text) if is_pickle(text) else self._open_json(text)
 
-    def _open_pickle(self, data: bytes) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
+    def _open_pickle(self, data: bytes) -> tuple[dict[str, Any], list[Any]] | None:
         try:
             value, whole = read_pickle(data)
         except PickleRefusedError as error:
@@ -159,17 +150,17 @@ class FlightDumpStream(ConvertedStream):
             self.damage = self.damage or "the pickle is cut off"
         header = _dict(value)
         found = header.pop("entries", [])
-        entries: list[Any] = found if isinstance(found, list) else []
+        entries = found if isinstance(found, list) else []
         if not header and not entries:
             self.damage = "this pickle holds no flight-recorder dump" if whole else self.damage
             return None
-        return header, lambda: entries
+        return header, entries
 
-    def _open_json(self, text: bytes) -> tuple[dict[str, Any], Callable[[], Iterable[Any]]] | None:
+    def _open_json(self, text: bytes) -> tuple[dict[str, Any], list[Any]] | None:
         begin = _ENTRIES.search(text)
         if begin is None:
             header = self._read_header(text)
-            return None if header is None else (header, tuple)
+            return None if header is None else (header, [])
         entries: list[bytes] = []
         at = begin.end()
         while text.startswith(b"{", at := at + len(_BETWEEN.match(text, at)[0])):  # type: ignore[index]
@@ -187,7 +178,7 @@ class FlightDumpStream(ConvertedStream):
             header = self._read_header(text[: begin.end() - 1] + b"null" + text[at + 1 :])
         else:
             self.damage = self.damage or f"the entries of the dump end in the middle, at byte {at}"
-        return header or {}, lambda: map(_decoded, entries)
+        return header or {}, entries
 
     def _read_header(self, text: bytes) -> dict[str, Any] | None:
         try:
@@ -200,9 +191,8 @@ class FlightDumpStream(ConvertedStream):
 
     # Entries.
 
-    def _events(self, value: Any, completed: dict[_Launch, int]) -> Iterator[str]:
+    def _events(self, entry: dict[str, Any], completed: dict[_Launch, int]) -> Iterator[str]:
         """Yield the event of an entry, after the metadata of its track if that is new."""
-        entry = _dict(value)
         created_ns = _time(entry.get("time_created_ns"))
         if created_ns is None:
             self.losses["entries_without_a_time" if entry else "broken_entries"] += 1
@@ -265,10 +255,8 @@ class FlightDumpStream(ConvertedStream):
             "Process Group Ranks": _text_of(ranks),
             "Seq": None if launch.is_p2p else launch.sequence,
         }
-        for key in _COPIED:
-            found[key] = _plain(entry.get(key))
-        for key in _TIMES:
-            found[key] = _time(entry.get(key))
+        found |= {key: _plain(entry.get(key)) for key in _COPIED}
+        found |= {key: _time(entry.get(key)) for key in _TIMES}
         for side in ("input", "output"):
             found[f"{side}_sizes"] = [
                 [number for item in _items(sizes) if (number := _integer(item)) is not None]
@@ -304,11 +292,14 @@ def _metadata(what: str, track: str, args: dict[str, Any]) -> str:
     return json.dumps({"ph": "M", "name": what, "pid": _PROCESS, "tid": track, "args": args}, ensure_ascii=False)
 
 
-def _decoded(entry: bytes) -> Any:
-    try:
-        return json.loads(entry.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return None
+def _entry(value: Any) -> dict[str, Any]:
+    """Return an entry of a dump; of a JSON dump, it is text so far. It is empty if it is broken."""
+    if isinstance(value, bytes):
+        try:
+            value = json.loads(value.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            return {}
+    return _dict(value)
 
 
 # An entry may contain any value of any size.

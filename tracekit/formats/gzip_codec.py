@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
-    from types import TracebackType
     from typing import BinaryIO
 
 _codec: Any = zlib
@@ -24,18 +23,12 @@ with contextlib.suppress(ImportError):
 
     _codec = isal_zlib
 
-InflateError: Final[type[Exception]] = _codec.error
-"""The exception raised for damaged data."""
-
+InflateError: Final[type[Exception]] = _codec.error  # the exception raised for damaged data
 _GZIP_WBITS: Final = 31
 _LEVEL: Final = 1
 _BLOCK_BYTES: Final = 1 << 16
-_TOGETHER_BYTES: Final = 1 << 20
-"""Size of the pieces that the compressing thread receives."""
-
-_MOST_LEFT: Final = 3
-"""Maximum number of waiting items. Enough that the threads rarely wait for each other, with little memory."""
-
+_TOGETHER_BYTES: Final = 1 << 20  # size of the pieces that the compressing thread receives
+_MOST_LEFT: Final = 3  # maximum number of waiting items: enough that the threads rarely wait for each other
 _Item = TypeVar("_Item")
 
 
@@ -56,49 +49,38 @@ class GzipWriter:
         self._file = file
         self._deflater = _codec.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WBITS)
         self._behind = Behind(self._pack) if behind else None
-        self._blocks: list[bytes | memoryview] = []
-        self._together = 1 if self._behind is None else _TOGETHER_BYTES // _BLOCK_BYTES
-        self._rest: list[bytes | memoryview] = []  # less than a block
-        self._rest_bytes = 0
+        self._together_bytes = _TOGETHER_BYTES if behind else _BLOCK_BYTES
+        self._rest = bytearray()
 
     def __enter__(self) -> GzipWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
         if self._behind is not None:
-            self._behind.__exit__(kind, error, traceback)
+            self._behind.__exit__(kind, *others)
         if kind is None:
-            self._pack([*self._blocks, b"".join(self._rest)])
+            self._pack(self._rest)
             self._file.write(self._deflater.flush())
 
     def write(self, data: bytes) -> int:
         """Compress more data."""
-        # The output of isal depends on the sizes of its input pieces. Use fixed blocks, because callers pass any sizes.
-        size, view = self._rest_bytes + len(data), memoryview(data)
-        at, end = (-self._rest_bytes) % _BLOCK_BYTES, len(data) - size % _BLOCK_BYTES
-        if size >= _BLOCK_BYTES:
-            if self._rest:
-                self._blocks.append(b"".join([*self._rest, view[:at]]))
-            self._blocks += [view[begin : begin + _BLOCK_BYTES] for begin in range(at, end, _BLOCK_BYTES)]
-            self._rest, self._rest_bytes, view = [], 0, view[end:]
-        if view:
-            self._rest.append(view)
-            self._rest_bytes += len(view)
-        if len(self._blocks) >= self._together:
-            blocks, self._blocks = self._blocks, []
+        self._rest += data
+        if len(self._rest) >= self._together_bytes:
+            whole = len(self._rest) // _BLOCK_BYTES * _BLOCK_BYTES
+            blocks = self._rest[:whole]
+            del self._rest[:whole]
             if self._behind is None:
                 self._pack(blocks)
             else:
                 self._behind.give(blocks)
         return len(data)
 
-    def _pack(self, pieces: list[bytes | memoryview]) -> None:
-        for piece in pieces:
-            packed = self._deflater.compress(piece)
-            if packed:
-                self._file.write(packed)
+    def _pack(self, data: bytearray) -> None:
+        # The output of isal depends on the sizes of its input pieces, and callers write any sizes.
+        view = memoryview(data)
+        for at in range(0, len(data), _BLOCK_BYTES):
+            if piece := self._deflater.compress(view[at : at + _BLOCK_BYTES]):
+                self._file.write(piece)
 
 
 def packed(path: str, file: BinaryIO, *, behind: bool = False) -> AbstractContextManager[BinaryIO | GzipWriter]:
@@ -109,12 +91,8 @@ def packed(path: str, file: BinaryIO, *, behind: bool = False) -> AbstractContex
 class Behind(Generic[_Item]):
     """Calls a function for each item, in order, in a separate thread. Use it in a ``with``, from one thread.
 
-    Useful for work that releases the GIL, such as compressing and writing, because it then runs on a second processor.
     The end of the ``with`` waits for all items. After an error it waits only for the current item. If no thread can
-    start, the caller's thread calls the function.
-
-    Args:
-        put: The function. The next call of `give` that waits, or the end of the ``with``, raises its exceptions.
+    start, the caller's thread calls the function. The next `give` that waits, or the end, raises exceptions of the function.
     """
 
     def __init__(self, put: Callable[[_Item], object]) -> None:

@@ -10,26 +10,20 @@ from typing import Any, Final
 
 from tracekit.formats.decimal_time import whole_number
 
+# A case-insensitive pattern for CPU slices that wait for other ranks. It is valid in Python and in DuckDB.
 COLLECTIVE_NAMES: Final = (
     "nccl:|gloo:|mpi:|ucc:|all[ _-]?reduce|reduce[ _-]?scatter|all[ _-]?gather|all[ _-]?to[ _-]?all|barrier|broadcast"
 )
-"""A case-insensitive pattern for CPU slices that wait for other ranks. It is valid in Python and in DuckDB."""
-
+# A case-insensitive pattern for slices that wait for data.
 LOADING_NAMES: Final = "data[ _-]?load|dataiter|next_batch|get_batch"
-"""A case-insensitive pattern for slices that wait for data."""
-
+# Categories of the work of a device: kernels, copies and fills. Their text is a list in SQL.
 GPU_ACTIVITIES: Final = ("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "collective_comm")
-"""Categories of the work of a device: kernels, copies and fills. Their text is a list in SQL."""
-
+# Categories of other events on a device, such as copies of CPU slices.
 GPU_SHADOWS: Final = ("gpu_user_annotation", "cuda_sync", "cuda_event", "hardware_counters", "mtia_ccp_events")
-"""Categories of other events on a device, such as copies of CPU slices."""
-
+# Categories of the calls by which a CPU launches work on a device, or waits for it.
 RUNTIME_CALLS: Final = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime")
-"""Categories of the calls by which a CPU launches work on a device, or waits for it."""
-
+# Categories (as JSON text) of events that happen on a device, not on a thread of the process.
 GPU_CATEGORIES: Final = frozenset(f'"{name}"'.encode() for name in (*GPU_ACTIVITIES, *GPU_SHADOWS))
-"""Categories (as JSON text) of events that happen on a device, not on a thread of the process."""
-
 _KINETO_KEYS: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName", "trace_id"})
 
 # Names in use: rank-3.json.gz (Megatron), rank3_trace.json (torchtitan), prof_rank-3.json.gz (verl), trace-rank-3.json

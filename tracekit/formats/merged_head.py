@@ -1,6 +1,4 @@
-"""The metadata of a merged trace: before its events, after the events of each rank, and at its end.
-
-Among them are the clocks of the ranks, and their losses during the recording, which rank traces state too.
+"""The metadata of a merged trace, among them the clocks of the ranks, and their losses, which rank traces state too.
 
 The merge decisions, such as the numbering of pids and the clocks, come before the events. The names of a rank, and the
 facts for a further merge, come after its events. Traces merged before format version 2 have all metadata before the
@@ -24,37 +22,18 @@ if TYPE_CHECKING:
 
     from tracekit.formats.trace_event import Event
 
-MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of a head that is read."""
-
-MERGED_KEY: Final = "tracekit"
-"""The key of the object form with most of the metadata."""
-
-PROCESS_EVENT: Final = "tracekit_process"
-"""Metadata after the events of a rank: the identity of a process and its threads before the merge."""
-
-INPUT_EVENT: Final = "tracekit_input"
-"""Metadata after the events of a rank: the header of an input."""
-
-END_EVENT: Final = "tracekit_merge_end"
-"""The last event."""
-
-TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})
-"""Metadata that each merge writes again."""
-
-TOTALS_KEY: Final = "tracekitTotals"
-"""The key after the events with the totals over all events."""
-
-MAX_VALUE_BYTES: Final = 4096
-"""Maximum JSON size of a header value of an input that a merged trace keeps."""
-
-MAX_KEYS: Final = 64
-"""Maximum number of such values."""
-
+MAX_HEAD_BYTES: Final = 64 * 1024 * 1024  # maximum size of a head that is read
+MERGED_KEY: Final = "tracekit"  # the key of the object form with most of the metadata
+PROCESS_EVENT: Final = "tracekit_process"  # the same: the identity of a process and its threads before the merge
+INPUT_EVENT: Final = "tracekit_input"  # metadata after the events of a rank: the header of an input
+END_EVENT: Final = "tracekit_merge_end"  # the last event
+TABLE_EVENTS: Final = frozenset({PROCESS_EVENT, INPUT_EVENT, END_EVENT})  # metadata that each merge writes again
+TOTALS_KEY: Final = "tracekitTotals"  # the key after the events with the totals over all events
+MAX_VALUE_BYTES: Final = 4096  # maximum JSON size of a header value of an input that a merged trace keeps
+MAX_KEYS: Final = 64  # maximum number of such values
+# Keys of Kineto's header: what torch says about the distributed run, and the devices.
 DISTRIBUTED_KEY: Final = "distributedInfo"
 DEVICES_KEY: Final = "deviceProperties"
-"""Keys of Kineto's header: what torch says about the distributed run, and the devices."""
-
 _MAX_LEVELS: Final = 400
 # Keys that the merged trace has in another form.
 _MERGED_KEYS: Final = frozenset(
@@ -63,9 +42,7 @@ _MERGED_KEYS: Final = frozenset(
 
 
 class RankOfPid(Mapping[Any, int]):
-    """The ranks of pids that are numbered ``rank * stride + 1, + 2 ...``.
-
-    Iterating yields one pid of each rank.
+    """The ranks of pids that are numbered ``rank * stride + 1, + 2 ...``; iterating yields one pid of each rank.
 
     Args:
         ranks: The ranks, as (first, last) of each range.
@@ -126,8 +103,7 @@ def truncate_header(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> t
     """Return the parts of an input's header and metadata that a merged trace keeps, as JSON, and the other keys of the header.
 
     Long values are dropped: a log, a whole configuration or the process groups of thousands of ranks would make the
-    head too large for readers. If ``distributedInfo`` is too long, its short values, such as rank and backend, are
-    kept.
+    head too large for readers. Of a ``distributedInfo`` that is too long, the short values are kept.
 
     Raises:
         RecursionError: A value is nested too deeply.
@@ -165,22 +141,16 @@ _SHOWN: Final = {"source": "method", "words": "description"}  # in the arguments
 class RankClock(NamedTuple):
     """The clock of a rank.
 
-    Attributes:
-        source: The method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock
-            of the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or
-            "unknown".
-        aligned: True if its times are on the clock of the reference, or if no alignment was requested.
-        offset_ns: Offset added to its times, at its first event.
-        drift_ppm: Growth of the offset in µs per second.
-        error_ns: Maximum error anywhere in its traces, or None if unknown.
+    The source is the method of its alignment: "reference" (the merged trace uses its clock), "shared" (it has the clock of
+    the reference: same host and boot), "sync", "collectives", "earlier_merge", "by_hand", "wall", "none" or "unknown".
     """
 
     rank: int
     source: str
-    aligned: bool
-    offset_ns: int = 0
-    drift_ppm: float = 0.0
-    error_ns: int | None = None
+    aligned: bool  # its times are on the clock of the reference, or no alignment was requested
+    offset_ns: int = 0  # added to its times, at its first event
+    drift_ppm: float = 0.0  # growth of the offset in µs per second
+    error_ns: int | None = None  # maximum anywhere in its traces, or None if unknown
     words: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -216,63 +186,47 @@ def clock_instant(clock: RankClock, pid: int, tid: int | Raw, time_ns: int) -> d
     """Return an instant that shows the clock in a row of its process, at a time of the merged trace. JSON-ready."""
     args = {_SHOWN.get(name, name): value for name, value in clock.to_json().items()}
     args["error_ns"] = "unknown" if clock.error_ns is None else clock.error_ns
-    # Use few different names for thousands of ranks.
+    # Few different names for thousands of ranks. An async instant has a separate row; an instant of the process has a row
+    # with the name of the process. The id has the spaces of a merge, so that another merge does not change it.
     name = f"clock: {clock.source}" if clock.aligned else "clock: NOT ALIGNED"
-    place = {"pid": pid, "tid": tid, "ts": Raw(format_us(time_ns))}
-    # An async instant has a separate row; an instant of the process has a row with the name of the process.
-    # The id has the same spaces as in the output of a merge, so that another merge does not change it.
-    own = Raw(b'{"local": %b}' % encode_json(CLOCK_CATEGORY))
-    return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "id2": own, "args": args}
+    place = {
+        "pid": pid,
+        "tid": tid,
+        "ts": Raw(format_us(time_ns)),
+        "id2": Raw(b'{"local": "%b"}' % CLOCK_CATEGORY.encode()),
+    }
+    return {"ph": "n", "cat": CLOCK_CATEGORY, "name": name, **place, "args": args}
 
 
-ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})
-"""Metadata events about the losses of a file."""
+ACCOUNTS: Final = frozenset({SUMMARY_EVENT, LOSS_EVENT, DUMP_EVENT})  # metadata events about the losses of a file
+DROPPED: Final = "dropped"  # events are missing
+FAILED: Final = "failed"  # a handler, a source or the schedule failed
+CUT: Final = "cut"  # the recording did not end: its process was killed or is still running
 
-DROPPED: Final = "dropped"
-FAILED: Final = "failed"
-CUT: Final = "cut"
-
-GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()
-"""The name of a gap as JSON."""
-
+GAP_NAME: Final = f'"{GAP_EVENT}"'.encode()  # the name of a gap as JSON
 _UNWRITTEN: Final = "events that could not be written, at least"
 _NO_SUMMARY: Final = "the file ends without its summary"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingLoss:
-    """A loss of a rank during its recording.
-
-    Attributes:
-        path: The file that states the loss.
-        kind: `DROPPED` (events are missing), `FAILED` (a handler, a source or the schedule failed) or `CUT` (the recording
-            did not end: its process was killed or is still running).
-        reason: The loss or failure in the words of the file.
-        count: Number of events or failures, or None if unknown.
-    """
+    """A loss of a rank during its recording."""
 
     rank: int
-    path: str
-    kind: str
-    reason: str
-    count: int | None
+    path: str  # of the file that states it
+    kind: str  # `DROPPED`, `FAILED` or `CUT`
+    reason: str  # in the words of the file
+    count: int | None  # of events or failures, or None if unknown
 
 
 @dataclass(slots=True)
 class Accounts:
-    """The statements of one file about its losses.
+    """The statements of one file about its losses."""
 
-    Attributes:
-        summary: ``args`` of its summary, or None without one.
-        lost_events: Number of events that are missing because the file could not be written.
-        gap_events: The same number from the gaps in the file. May include losses before the file.
-        is_dump: True for a dump of a flight recorder, which has no summary.
-    """
-
-    summary: dict[str, Any] | None = None
-    lost_events: int = 0
-    gap_events: int = 0
-    is_dump: bool = False
+    summary: dict[str, Any] | None = None  # the args of its summary
+    lost_events: int = 0  # that could not be written
+    gap_events: int = 0  # the same number from the gaps in the file; may include losses before the file
+    is_dump: bool = False  # of a flight recorder, which has no summary
 
     def note(self, name: str, args: dict[str, Any]) -> None:
         """Add one of the metadata events `ACCOUNTS`."""
@@ -299,18 +253,12 @@ class Accounts:
             self.gap_events += _count(decode_dict(event.args).get(LOST_EVENTS_KEY))
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedFile:
-    """A file of a recording.
-
-    Attributes:
-        start_ns: Time of its first event; 0 without events.
-        cut: True if the closing bracket is missing.
-    """
+class RecordedFile(NamedTuple):
+    """A file of a recording."""
 
     path: str
-    start_ns: int
-    cut: bool
+    start_ns: int  # of its first event; 0 without events
+    cut: bool  # without a closing bracket
     accounts: Accounts
 
 
@@ -330,11 +278,11 @@ def losses_of_process(rank: int, files: Sequence[RecordedFile]) -> list[Recordin
             for reason, count in counts.items()
             if _count(count)
         ]
-    found = []
-    for file in files:
-        lost = max(file.accounts.lost_events, file.accounts.gap_events)
-        if lost:
-            found.append(RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost))
+    found = [
+        RecordingLoss(rank, file.path, DROPPED, _UNWRITTEN, lost)
+        for file in files
+        if (lost := max(file.accounts.lost_events, file.accounts.gap_events))
+    ]
     last = max(files, key=lambda file: (file.start_ns, file.path))
     # A complete file has its closing bracket. Only the last file of a recording has a summary.
     if last.cut:

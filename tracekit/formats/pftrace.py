@@ -14,35 +14,26 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
-"""Types of events."""
-
-ROOT_UUID: Final = 0
-"""The root track of every trace, with settings for all tracks."""
-
+BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4  # types of events
+ROOT_UUID: Final = 0  # the root track of every trace, with settings for all tracks
+# The clock of a sequence, in ns since the previous packet. Clock numbers from 64 on are local to a sequence.
 CLOCK: Final = 64
-"""The clock of a sequence, in ns since the previous packet. Clock numbers from 64 on are local to a sequence."""
-
 _BOOTTIME: Final = 6
 _REALTIME: Final = 1
 _EXPLICIT: Final = 3
 _NEVER_MERGE: Final = 2
-_UNIT_NS: Final = 1
-_UNIT_BYTES: Final = 3
+_UNITS: Final[dict[str, dict[int, int | str]]] = {"bytes": {3: 3}, "ns": {3: 1}, "": {}}
 _MAX_INT64: Final = 2**63 - 1
 
 _DOUBLE: Final = Struct("<d")
 
 
 def sequence_packet(number: int, content: bytes, *, flags: int = 0) -> bytes:
-    """Return a packet of a sequence.
+    """Return a packet of a sequence with a number from 1 to 2**32 - 1, unique in the trace.
 
-    Args:
-        number: The sequence, unique in the trace: 1 to 2**32 - 1.
-        content: The fields of the packet.
-        flags: 1 clears the earlier definitions of the sequence; 2 means that the packet needs them.
+    Flag 1 clears the earlier definitions of the sequence; flag 2 means that the packet needs them.
     """
     return packet(number_field(10, number) + (number_field(13, flags) if flags else b"") + content)
 
@@ -52,76 +43,37 @@ def flow_offset(description: bytes) -> int:
     return int.from_bytes(sha256(description).digest()[:8], "little")
 
 
-# Descriptions of tracks.
+# Descriptions of tracks: their numbers are unique in the trace, and ``order`` is their place in what contains them.
 
 
 def root_track() -> bytes:
     """Return the description of the root track. It orders processes and threads like their tracks."""
-    return number_field(1, ROOT_UUID) + number_field(19, 1) + number_field(20, 1)
+    return message({1: ROOT_UUID, 19: 1, 20: 1})
 
 
 def process_track(uuid: int, pid: int, name: str, *, order: int, labels: list[str]) -> bytes:
-    """Return the description of a process.
-
-    Args:
-        uuid: The track's number, unique in the trace.
-        pid: The number the viewer shows.
-        name: The name it shows.
-        order: Its place among the processes.
-        labels: Shown next to the name.
-    """
-    process = (
-        number_field(1, pid)
-        + text_field(6, name)
-        + number_field(3, order)
-        + b"".join(text_field(8, label) for label in labels)
-    )
-    return number_field(1, uuid) + block(3, process) + number_field(11, _EXPLICIT) + number_field(12, order)
+    """Return the description of a process, which the viewer shows with its pid, name and labels."""
+    process = message({1: pid, 6: name, 3: order}) + b"".join(text_field(8, label) for label in labels)
+    return message({1: uuid, 3: process, 11: _EXPLICIT, 12: order})
 
 
 def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str | None, *, order: int) -> bytes:
-    """Return the description of a thread of a process; ``order`` is its place among the process's tracks."""
-    thread = (
-        number_field(1, pid)
-        + number_field(2, tid)
-        + (text_field(5, name) if name is not None else b"")
-        + number_field(3, order)
-    )
-    return number_field(1, uuid) + number_field(5, parent) + block(4, thread) + number_field(12, order)
+    """Return the description of a thread of a process."""
+    return message({1: uuid, 5: parent, 4: message({1: pid, 2: tid, 5: name, 3: order}), 12: order})
 
 
 def track(uuid: int, parent: int, name: str | bytes, *, order: int, merge: bool = False) -> bytes:
     """Return the description of any other track, or group of tracks.
 
-    Args:
-        uuid: The track's number.
-        parent: The track that it is shown in.
-        name: The name of the track.
-        order: Its position among the tracks of the parent.
-        merge: True if the viewer may combine it with tracks of the same name in the parent.
+    With ``merge``, the viewer may combine it with tracks of the same name in the parent.
     """
-    text = (
-        number_field(1, uuid)
-        + number_field(5, parent)
-        + text_field(2, name)
-        + number_field(11, _EXPLICIT)
-        + number_field(12, order)
-    )
-    return text if merge else text + number_field(15, _NEVER_MERGE)
+    return message({1: uuid, 5: parent, 2: name, 11: _EXPLICIT, 12: order, 15: None if merge else _NEVER_MERGE})
 
 
 def counter_track(uuid: int, parent: int, name: str | bytes, *, unit: str, order: int) -> bytes:
     """Return the description of a counter; ``unit`` is "bytes", "ns", any other unit, or empty."""
-    counter = {"bytes": number_field(3, _UNIT_BYTES), "ns": number_field(3, _UNIT_NS), "": b""}.get(unit)
-    if counter is None:
-        counter = text_field(6, unit)
-    return (
-        number_field(1, uuid)
-        + number_field(5, parent)
-        + text_field(2, name)
-        + block(8, counter)
-        + number_field(12, order)
-    )
+    counter = message(_UNITS.get(unit, {6: unit}))
+    return message({1: uuid, 5: parent, 2: name, 8: counter, 12: order})
 
 
 # Other parts of packets.
@@ -136,27 +88,21 @@ def counter_value(value: float) -> bytes:
 
 def clock_snapshot(boot_ns: int, real_ns: int) -> bytes:
     """Return the field that maps the clock of the trace to wall time, in ns since the epoch."""
-    return block(6, _clock(_BOOTTIME, boot_ns) + _clock(_REALTIME, real_ns) + number_field(2, _BOOTTIME))
+    boot, real = {1: _BOOTTIME, 2: boot_ns}, {1: _REALTIME, 2: real_ns}
+    return block(6, block(1, message(boot)) + block(1, message(real)) + number_field(2, _BOOTTIME))
 
 
 def begin_track(uuid: int) -> bytes:
     """Return the fields that set the track of the following events, and reset the clock of the sequence to 0."""
-    clocks = _clock(_BOOTTIME, 0) + block(1, number_field(1, CLOCK) + number_field(2, 0) + number_field(3, 1))
-    defaults = number_field(58, CLOCK) + block(11, number_field(11, uuid))
-    return block(6, clocks) + block(59, defaults)
-
-
-def _clock(number: int, time_ns: int) -> bytes:
-    return block(1, number_field(1, number) + number_field(2, time_ns))
+    boot, own = {1: _BOOTTIME, 2: 0}, {1: CLOCK, 2: 0, 3: 1}
+    clocks = block(1, message(boot)) + block(1, message(own))
+    return block(6, clocks) + block(59, message({58: CLOCK, 11: number_field(11, uuid)}))
 
 
 def metadata_value(name: str, json: bytes) -> bytes:
     """Return the field of a packet that stores a JSON text under a name."""
-    return block(5, block(2, text_field(1, name) + block(5, json)))
+    return block(5, block(2, message({1: name, 5: json})))
 
-
-Field = tuple[int, "int | bytes"]
-"""Number of a field and its value: an integer, or the bytes of a string, a message or a number of fixed size."""
 
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 
@@ -181,23 +127,28 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _key(field: int, wire_type: int) -> bytes:
-    return varint(field << 3 | wire_type)
-
-
 def number_field(field: int, value: int) -> bytes:
     """Return a number as a field."""
-    return _key(field, _VARINT) + varint(value)
+    return varint(field << 3 | _VARINT) + varint(value)
 
 
 def block(field: int, content: bytes) -> bytes:
     """Return a string, bytes or a message as a field."""
-    return _key(field, _BYTES) + varint(len(content)) + content
+    return varint(field << 3 | _BYTES) + varint(len(content)) + content
 
 
 def text_field(field: int, value: str | bytes) -> bytes:
     """Return a string as a field, in UTF-8."""
     return block(field, value.encode("utf-8", "replace") if isinstance(value, str) else value)
+
+
+def message(fields: Mapping[int, int | str | bytes | None]) -> bytes:
+    """Return a message with these fields, except those that are None, in their order."""
+    return b"".join(
+        number_field(field, value) if isinstance(value, int) else text_field(field, value)
+        for field, value in fields.items()
+        if value is not None
+    )
 
 
 def packet(content: bytes) -> bytes:
@@ -222,8 +173,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise WireError("a number that does not end")
 
 
-def fields(data: int | bytes) -> Iterator[Field]:
-    """Yield the fields of a message.
+def fields(data: int | bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and value of each field; the bytes of a string, a message or a number of fixed size.
 
     Raises:
         WireError: The bytes are not a message.

@@ -12,6 +12,7 @@ the trace contains that clock.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -30,28 +31,16 @@ if TYPE_CHECKING:
     from tracekit.formats.byte_stream import ByteStream
 
 _MAX_PACKET_BYTES: Final = 64 << 20
-# The possible first fields of a packet: its time, clock snapshot, sequence, user, flags, event, interned strings, track
-# description, configuration, compressed packets, or uuid. No JSON text has these bytes after an empty line and a
-# bracket.
-_FIRST_KEYS: Final = (
-    b"\x40",
-    b"\x32",
-    b"\x50",
-    b"\x18",
-    b"\x68",
-    b"\x5a",
-    b"\x62",
-    b"\xe2\x03",
-    b"\x8a\x02",
-    b"\x92\x03",
-    b"\xca\x05",
+# A packet with one of its possible first fields: time, clock snapshot, sequence, user, flags, event, interned strings,
+# track description, configuration, compressed packets, or uuid. No JSON text has these bytes after an empty line.
+_FIRST_PACKET: Final = re.compile(
+    rb"\n[\x80-\xff]{0,4}[\x00-\x7f](?:[\x40\x32\x50\x18\x68\x5a\x62]|\xe2\x03|\x8a\x02|\x92\x03|\xca\x05)"
 )
 # Packets about the recording and the machine.
 _ABOUT_THE_RECORDING: Final = frozenset({3, 33, 34, 35, 36, 41, 42, 45, 46, 51, 67, 69, 78, 79, 87, 89, 98, 124, 126})
 _BROKEN: Final = (ValueError, RecursionError, StructError, zlib.error)
 _STATE_CLEARED: Final = 1
 _FLOW_PHASES: Final = frozenset("stf")
-_FLOW_PLACE: Final = {6: 0}
 _BOOTTIME: Final = 6
 _REALTIME: Final = 1
 _FIRST_OF_SEQUENCE: Final = 64
@@ -74,12 +63,7 @@ def _listed(of: Any, key: str) -> list[Any]:
 
 def is_pftrace(data: bytes) -> bool:
     """Return True if these first bytes are of a native trace of Perfetto."""
-    if data[:1] != b"\x0a":
-        return False
-    start = 2
-    while data[start - 1 : start] >= b"\x80" and start < 6:
-        start += 1
-    return data.startswith(_FIRST_KEYS, start)
+    return _FIRST_PACKET.match(data) is not None
 
 
 class PftraceStream(ConvertedStream):
@@ -122,18 +106,16 @@ class PftraceStream(ConvertedStream):
     def _packets(self, data: bytes) -> int:
         """Read the packets in ``data``. Return the start of the first incomplete packet."""
         at = 0
-        while True:
-            found = packet_at(data, at)
-            if found is None:
-                if len(data) - at > _MAX_PACKET_BYTES:
-                    raise WireError(f"it is longer than {_MAX_PACKET_BYTES} bytes")
-                return at
+        while (found := packet_at(data, at)) is not None:
             start, at = found
             try:
                 self._packet(data[start:at])
             except _BROKEN:
                 # The next packet begins at the stated end of this one.
                 self.losses["broken_packets"] += 1
+        if len(data) - at > _MAX_PACKET_BYTES:
+            raise WireError(f"it is longer than {_MAX_PACKET_BYTES} bytes")
+        return at
 
     def _packet(self, data: bytes) -> None:
         found: dict[int, Any] = dict(fields(data))
@@ -143,13 +125,12 @@ class PftraceStream(ConvertedStream):
         state = self._states.setdefault(sequence, _Incremental())
         time = int(found.pop(8, 0))
         clock = found.pop(58, None)
-        for number, learn in ((12, state.define), (59, state.set_defaults)):
-            if number in found:
-                learn(found.pop(number))
-        if 60 in found:
-            place = self._places.describe(found.pop(60))
-            if place is not None:
-                self._name(place)
+        if 12 in found:
+            state.define(found.pop(12))
+        if 59 in found:
+            state.set_defaults(found.pop(59))
+        if 60 in found and (place := self._places.describe(found.pop(60))) is not None:
+            self._name(place)
         if 6 in found:
             self._clocks.snapshot(sequence, found.pop(6))
         if 5 in found:
@@ -163,14 +144,12 @@ class PftraceStream(ConvertedStream):
             finally:
                 self._unpacking = False
         if 11 in found:
-            if clock is None:
-                clock = _BOOTTIME if state.clock is None else state.clock
-            time_ns = self._clocks.time_ns(sequence, clock, time)
+            event = found.pop(11)
+            time_ns = self._clocks.time_ns(sequence, state.clock if clock is None else clock, time)
             if time_ns is None:
                 self.losses["events_of_an_unknown_clock"] += 1
             else:
-                self._event(_read_event(found[11], state), time_ns)
-            del found[11]
+                self._event(_read_event(event, state), time_ns)
         if found.keys() - _ABOUT_THE_RECORDING:
             self.losses["packets_that_are_no_track_events"] += 1
 
@@ -179,8 +158,6 @@ class PftraceStream(ConvertedStream):
         for number, entry in fields(message):
             value = dict(fields(entry)) if number == 2 and isinstance(entry, bytes) else {}
             name, text = _text_of(value.get(1, b"")), _text_of(value.get(5, b""))
-            if not text:
-                continue
             if text.startswith('{"ph":"M"'):
                 self._write(text)
                 continue
@@ -238,7 +215,7 @@ class PftraceStream(ConvertedStream):
         self.losses.update(event.lost)
         if event.kind == COUNTER:
             self._counter(place, event, time_ns)
-        elif self._places.merged and event.legacy == _FLOW_PLACE:
+        elif self._places.merged and event.legacy == {6: 0}:
             pass  # the event only gives a flow event a place
         elif event.kind in (BEGIN, END, INSTANT):
             self._slice(place, event, time_ns)
@@ -289,9 +266,8 @@ class PftraceStream(ConvertedStream):
 
     def _flow(self, place: _Place, event: _TrackEvent, time_ns: int) -> None:
         binding = {"bp": "e"} if event.legacy.get(12) else {}
-        number = self._flow_id(event.legacy.get(6, 0))
-        phase, category = chr(event.legacy[2]), ",".join(event.categories)
-        self._emit(phase, place, time_ns, cat=category, name=event.name, id=number, **binding)
+        names = {"cat": ",".join(event.categories), "name": event.name}
+        self._emit(chr(event.legacy[2]), place, time_ns, **names, id=self._flow_id(event.legacy.get(6, 0)), **binding)
 
     def _flow_id(self, number: int) -> int | str:
         """Return the id of a flow before the merge. Make it unique if several merges are concatenated."""
@@ -378,19 +354,13 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The process and thread of the events of a track.
+    """The process and thread of the events of a track."""
 
-    Attributes:
-        pid: The process, or a name for tracks without a process.
-        tid: The thread, or None for tracks of the whole process.
-        task: Id of async events; empty for other events.
-    """
-
-    pid: int | str
-    tid: int | str | None
+    pid: int | str  # a name for tracks without a process
+    tid: int | str | None  # None for tracks of the whole process
     name: str
     process: str
-    task: str = ""
+    task: str = ""  # id of async events
 
 
 class _Places:
@@ -467,7 +437,7 @@ class _Incremental:
         self.texts: dict[tuple[int, int], str] = {}
         self.arguments: dict[bytes, tuple[str, Any]] = {}  # cache of decoded arguments, by their bytes
         self.track = 0
-        self.clock: int | None = None
+        self.clock = _BOOTTIME
 
     def define(self, message: bytes) -> None:
         """Add the strings of ``InternedData``."""
@@ -491,11 +461,7 @@ class _Incremental:
 
 @dataclass(slots=True)
 class _TrackEvent:
-    """A track event.
-
-    ``flows`` contains the numbers of flows, each with True for an end. ``lost`` counts fields without a form in JSON.
-    ``legacy`` contains the fields of an event in the old format: of a flow event, or the flow of a slice.
-    """
+    """A track event."""
 
     kind: int = 0
     track: int = 0
@@ -503,10 +469,12 @@ class _TrackEvent:
     categories: list[str] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
     value: float | None = None
-    flows: list[tuple[int, bool]] = field(default_factory=list)
+    flows: list[tuple[int, bool]] = field(default_factory=list)  # each with True for an end
     correlation: int | str | None = None
-    legacy: dict[int, int] = field(default_factory=dict)
-    lost: Counter[str] = field(default_factory=Counter)
+    legacy: dict[int, int] = field(
+        default_factory=dict
+    )  # fields of the old format: of a flow event, the flow of a slice
+    lost: Counter[str] = field(default_factory=Counter)  # fields without a form in JSON
 
 
 def _read_event(message: bytes, state: _Incremental) -> _TrackEvent:

@@ -36,52 +36,36 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 1
 
-METADATA_EVENT: Final = "tracekit_metadata"
-"""First event of the file. ``args``: see ``schemas/rank_metadata.schema.json``."""
-
-TIMESTAMP_EVENT: Final = "tracekit_timestamp"
-"""The training `Timestamp` from ``ts`` on; ``args`` is its state dict."""
-
+METADATA_EVENT: Final = "tracekit_metadata"  # first event of the file. args: see schemas/rank_metadata.schema.json.
+TIMESTAMP_EVENT: Final = "tracekit_timestamp"  # the training `Timestamp` from ts on; args is its state dict
+# Events that Composer's ``JSONTraceHandler`` writes in each recorded window, with args {"value"}. The last two contain the
+# time at which the rank left a barrier, in µs since the epoch, and the error bound in µs.
 COMPOSER_RANK_EVENT: Final = "global_rank"
 COMPOSER_SYNC_EVENT: Final = "clock_sync_timestamp_us"
 COMPOSER_SYNC_ERROR_EVENT: Final = "clock_sync_error_bound"
-"""Events that Composer's ``JSONTraceHandler`` writes in each recorded window; ``args`` {"value"}. The last two contain
-the time at which the rank left a barrier, in us since the epoch, and the error bound in us."""
-
-CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"
-"""A pair of readings: ``args`` {"wall_ns", "monotonic_ns", "error_ns"}."""
-
+CLOCK_ANCHOR_EVENT: Final = "tracekit_clock_anchor"  # a pair of readings: args {"wall_ns", "monotonic_ns", "error_ns"}
+# The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}. The timeline of
+# the file has no step.
 CLOCK_STEP_EVENT: Final = "tracekit_clock_step"
-"""The wall clock was set, or the machine slept: ``args`` {"step_ns", "monotonic_ns", "suspended_ns"}. The timeline of
-the file has no step."""
-
+# The offset from this process's clock to the clock of the reference rank: ``args`` are the fields of `ClockOffset`.
 CLOCK_OFFSET_EVENT: Final = "tracekit_clock_offset"
-"""The offset from this process's clock to the clock of the reference rank: ``args`` are the fields of `ClockOffset`."""
-
+# Another trace file of the same process: ``args`` {"file": its name, "path": its path relative to the folder of this
+# file, if it is in another folder and the recording is not private}.
 COMPANION_EVENT: Final = "tracekit_companion"
-"""Another trace file of the same process: ``args`` {"file": its name, "path": its path relative to the folder of this
-file, if it is in another folder and the recording is not private}."""
-
+# The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}.
 DUMP_EVENT: Final = "tracekit_dump"
-"""The file is a dump of a flight recorder: ``args`` {"reasons", "events": kept, "dropped": events older than these}."""
-
+# Number of events that are missing because the file could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with
+# spaces to a fixed width and updated in place. So it is correct even if the disk stays full and the process is killed.
 LOSS_EVENT: Final = "tracekit_loss"
-"""Number of events that are missing because the file could not be written: ``args`` {`LOST_EVENTS_KEY`: n}, padded with
-spaces to a fixed width and updated in place. So it is correct even if the disk stays full and the process is killed."""
-
 LOST_EVENTS_KEY: Final = "lost_events"
 
+# An instant at the time of the first missing event: ``args`` {"lost_events", "from_ns", "to_ns"}.
 GAP_EVENT: Final = "tracekit.gap"
-"""An instant at the time of the first missing event: ``args`` {"lost_events", "from_ns", "to_ns"}."""
-
+# Last event of a closed file: ``args`` contains the counts of written and lost events.
 SUMMARY_EVENT: Final = "tracekit_summary"
-"""Last event of a closed file: ``args`` contains the counts of written and lost events."""
-
-BASE_TIME_KEY: Final = "baseTimeNanoseconds"
-"""The key of the base of every ``ts`` in a file, as in Kineto."""
-
+BASE_TIME_KEY: Final = "baseTimeNanoseconds"  # the key of the base of every ts in a file, as in Kineto
+# A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928).
 GRID_SECONDS: Final = 7_889_238
-"""A quarter of a year, the grid of Kineto's bases (libkineto's ChromeTraceLogger, kineto PR #928)."""
 
 
 _INEXACT_S: Final = (2**42 // 10**6, 2**52 // 10**9 + 1)
@@ -118,22 +102,15 @@ _VARYING: Final = re.compile(r"[-_.]?(?:part|dump|batch|epoch|ep|b|w|p)?\{(?:par
 class Segment:
     """One file of a recording.
 
-    Attributes:
-        number: Its number in the spool, from 0.
-        file: Name of the uncompressed file in the spool folder.
-        url: The destination. If the name ends with ``.gz``, the segment is compressed first.
-        state: "open" while it is written (it stays "open" if the process is killed), "waiting", "delivered" or
-            "dropped".
-        start_ns: Start in ns since the epoch; 0 if unknown.
-        end_ns: End in ns since the epoch; 0 if unknown.
+    Its state is "open" while it is written (it stays "open" if the process is killed), "waiting", "delivered" or "dropped".
     """
 
-    number: int
-    file: str
-    url: str
+    number: int  # in the spool, from 0
+    file: str  # the name of the uncompressed file in the spool folder
+    url: str  # the destination; for a name that ends with ``.gz``, the segment is compressed first
     state: str = "open"
     events: int = 0
-    start_ns: int = 0
+    start_ns: int = 0  # since the epoch, like the end; 0 if unknown
     end_ns: int = 0
     size_bytes: int = 0
     sha256: str = ""

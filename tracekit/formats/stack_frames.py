@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
 
 STACK_FRAMES: Final = "stackFrames"
-PARENT: Final = "parent"
-"""The key of a frame with the id of its caller."""
+PARENT: Final = "parent"  # the key of a frame with the id of its caller
 _FRAME: Final = "sf"
 _END_FRAME: Final = "esf"
 _SAMPLES: Final = "samples"
@@ -42,12 +41,7 @@ def frame_key(raw: bytes) -> str | None:
 
 
 def rename_frames(event: Event, new: Callable[[bytes], Raw]) -> None:
-    """Replace the frame ids of an event, if it has any.
-
-    Args:
-        event: Changed in place.
-        new: Returns the JSON text of the new value for the JSON text of the old one.
-    """
+    """Replace the frame ids of an event, if it has any, by what ``new`` returns for them; both are JSON text."""
     if event.sf is not UNSET:
         event.sf = new(bytes(event.sf))
     if event.extra is not UNSET and _END_FRAME in event.extra:
@@ -83,15 +77,11 @@ class StackFrames:
     between their readers, a frame occurs once, and another join does not change the ids.
 
     Args:
-        table: The decoded ``stackFrames``. Invalid frames are skipped. A caller is dropped if it is missing or closes a
-            cycle.
-
-    Attributes:
-        used: JSON text by id of the frames that events refer to, with all their callers.
+        table: The decoded ``stackFrames``. Invalid frames are skipped, and callers that are missing or close a cycle.
     """
 
     def __init__(self, table: Any) -> None:
-        self.used: dict[str, bytes] = {}
+        self.used: dict[str, bytes] = {}  # the frames that events refer to, with all their callers, as JSON text
         self._ids: dict[str, str] = {}
         self._frames: dict[str, tuple[bytes, str | None, str]] = {}
         self._known: dict[bytes, Raw] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -14,38 +15,14 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from tracekit.formats.decimal_time import parse_us
 
-__all__ = [
-    "REFUSED",
-    "UNSET",
-    "Event",
-    "NamedEvent",
-    "Raw",
-    "UnsetType",
-    "decode_any",
-    "decode_dict",
-    "decode_event",
-    "decode_events",
-    "decode_json",
-    "decode_named",
-    "decode_or_none",
-    "decode_raw",
-    "decode_raw_dict",
-    "decode_raw_list",
-    "decode_run",
-    "decode_text",
-    "decode_unusual",
-    "encode_event",
-    "encode_events",
-    "encode_json",
-    "named",
-]
+__all__ = ["UNSET", "Raw", "UnsetType"]  # of msgspec, for other modules
 
 # The name of `Event.extra` in msgspec. No event has such a key.
 _EXTRA: Final = "tracekit: extra"
 _EXTRA_KEY: Final = b'"tracekit: extra":'
 
+# The exceptions of decoders without a ``Raises`` section.
 REFUSED: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""The exceptions of decoders without a ``Raises`` section."""
 
 
 class Event(Struct, forbid_unknown_fields=True, gc=False, omit_defaults=True):
@@ -124,19 +101,13 @@ def named(event: Event) -> NamedEvent:
     return NamedEvent(decode_text(event.name), event.pid, event.tid, NameArgs(name, labels, order))
 
 
-decode_event = msgspec.json.Decoder(Event).decode
-"""Decode one event without keys that are not in the format."""
-decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode
-"""Decode a JSON object. Each value stays JSON text."""
-decode_any = msgspec.json.Decoder().decode
-"""Decode any JSON value; see `decode_json`."""
-decode_raw_list = msgspec.json.Decoder(list[Raw]).decode
-"""Decode a JSON array. Each item stays JSON text."""
-decode_raw = msgspec.json.Decoder(Raw).decode
-"""Check any JSON value, which stays JSON text."""
+_decode_event = msgspec.json.Decoder(Event).decode
+decode_raw_dict = msgspec.json.Decoder(dict[str, Raw]).decode  # decode a JSON object. Each value stays JSON text.
+decode_any = msgspec.json.Decoder().decode  # decode any JSON value; see `decode_json`
+decode_raw_list = msgspec.json.Decoder(list[Raw]).decode  # decode a JSON array. Each item stays JSON text.
+decode_raw = msgspec.json.Decoder(Raw).decode  # check any JSON value, which stays JSON text
 _encoder = msgspec.json.Encoder()
-encode_json = _encoder.encode
-"""Encode a value as compact JSON (``Raw`` parts verbatim)."""
+encode_json = _encoder.encode  # encode a value as compact JSON (Raw parts verbatim)
 _FIELDS: Final = frozenset(Event.__struct_fields__) - {"extra"}
 
 
@@ -164,23 +135,13 @@ def decode_or_none(text: Raw | UnsetType) -> Any:
 
 def decode_dict(text: Raw | UnsetType) -> dict[str, Any]:
     """Decode a field that is an object. Return an empty dict if it is absent or of another type."""
-    if text is UNSET:
-        return {}
-    try:
-        value = decode_any(text)
-    except REFUSED:
-        return {}
+    value = decode_or_none(text)
     return value if isinstance(value, dict) else {}
 
 
 def decode_text(text: Raw | UnsetType) -> str:
     """Decode a field that is a string. Return an empty string if it is absent or of another type."""
-    if text is UNSET:
-        return ""
-    try:
-        value = decode_any(text)
-    except REFUSED:
-        return ""
+    value = decode_or_none(text)
     return value if isinstance(value, str) else ""
 
 
@@ -194,15 +155,16 @@ def encode_events(events: list[Event]) -> bytes:
 
 def decode_events(text: bytes) -> list[Event]:
     """Decode the result of `encode_events`."""
-    text = b"[" + text + b"]"
     try:
-        return _decode_run(text)
+        return decode_run(text)
     except REFUSED:
-        return [decode_unusual(raw) for raw in decode_raw_list(text)]
+        return [decode_event(raw) for raw in decode_raw_list(b"[%b]" % text)]
 
 
-def decode_unusual(text: bytes | Raw) -> Event:
-    """Decode an event with keys that are not in the format, or with a ``pid`` or ``tid`` of an unusual type."""
+def decode_event(text: bytes | Raw) -> Event:
+    """Decode one event, also with keys that are not in the format, or with a ``pid`` or ``tid`` of an unusual type."""
+    with suppress(*REFUSED):
+        return _decode_event(text)
     fields = decode_raw_dict(text)
     known: dict[str, Any] = {key: value for key, value in fields.items() if key in _FIELDS}
     extra = {key: value for key, value in fields.items() if key not in _FIELDS}
@@ -226,17 +188,13 @@ def encode_event(event: Event) -> bytes:
     return text
 
 
+# The phases of the Trace Event Format, including those that few viewers show.
 PHASES: Final = frozenset("BEXiICbnestfSTpFPNODMVvRc()=")
-"""The phases of the Trace Event Format, including those that few viewers show."""
-
-MAX_DEPTH: Final = 512
-"""Maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)."""
-
+MAX_DEPTH: Final = 512  # maximum depth of nested slices on one track: Perfetto's kMaxDepth (slice_tracker.h)
+# Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show.
 MAX_NESTING: Final = 64
-"""Maximum nesting depth of args: far below the limit of any reader, and far more than a viewer can show."""
-
+# Ids from here on are given to processes and threads without a usable number; tracekit's own lanes begin at 2**30.
 FREE_NUMBERS: Final = 3 * 2**30
-"""Ids from here on are given to processes and threads without a usable number; tracekit's own lanes begin at 2**30."""
 
 _QUOTE, _BRACE = ord('"'), ord("{")
 _first_byte = struct.Struct("B").unpack_from  # into a tuple: several times as fast as a memoryview
@@ -264,8 +222,7 @@ def name_and_category(event: Event) -> tuple[bytes, bytes]:
 def raw_number(value: Any) -> Any:
     """Return the canonical form of a ``pid`` or ``tid``: 0 if it is absent or null, whole numbers as `int`.
 
-    A string with a decimal number becomes that number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid":
-    "5555"``.
+    So is a string with a decimal number: traces of torch from 2021 mix ``"tid": 5555`` and ``"tid": "5555"``.
     """
     if type(value) is int:
         return value
@@ -325,11 +282,7 @@ def args_depth(args: bytes | Raw, limit: int = MAX_NESTING) -> int:
 
 
 def repair_fields(event: Event) -> list[str]:
-    """Convert fields of an event to the types that viewers expect. Keep their values if viewers can show them.
-
-    Returns:
-        The kinds of repair.
-    """
+    """Convert fields of an event to the types that viewers expect; return the kinds of repair. Values are kept."""
     kinds: list[str] = []
     phase = event.ph
     for key in ("name", "cat"):

@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
     from tracekit.formats.byte_stream import TraceStream
 
+# The beginning of most JSON traces, and of no other form. It saves loading the modules of other forms.
 _USUAL: Final = re.compile(rb'(?!\n)\s*\[|\s*\{\s*"(?:schemaVersion|traceEvents)"')
-"""The beginning of most JSON traces, and of no other form. It saves loading the modules of other forms."""
-
 _LINE_END: Final = re.compile(rb"\}([ \t\r]*)\n(?=\s*\{)")
 
 
+# The forms of traces that are not JSON of the Trace Event Format.
 FOREIGN_FORMS: Final = {
     "pftrace": "a native trace of Perfetto (pftrace)",
     "flight recorder": "a dump of torch's flight recorder",
 }
-"""The forms of traces that are not JSON of the Trace Event Format."""
 
 
 def form_of(head: bytes) -> str:

@@ -26,25 +26,21 @@ from tracekit.storage import basename, exists, open_read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+# A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
+# `tracekit_metadata`.
 ANCHOR_EVENT: Final = "tracekit_clock_anchor"
-"""A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
-`tracekit_metadata`."""
-
+# Maximum number of events in the JSON, the earliest ones. The others are in the protobuf only (jax#21295).
 MOST_EVENTS: Final = 1_000_000
-"""Maximum number of events in the JSON, the earliest ones. The others are in the protobuf only (jax#21295)."""
-
+# The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes in the same folder.
 PERFETTO_COPY: Final = "perfetto_trace.json.gz"
-"""The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes in the same folder."""
-
 _PROCESS: Final = re.compile(r"/(?:host|device):\S")
 _TRACE_SUFFIX: Final = re.compile(r"\.trace\.json(?:\.gz)?$")
 _NUMBERS: Final = ("rank", "local_rank", "world_size", "node", "pid", "attempt", "start_ticks")
 _TEXTS: Final = ("host", "boot_id", "run_id")
 _MAX_PLANE_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
+# Upper bound of the rounding error between the start and the events of a trace, which are readings of one clock.
 _ROUNDING_NS: Final = 1_000
-"""Upper bound of the rounding error between the start and the events of a trace, which are readings of one clock."""
-
 # Fields of XSpace, XPlane, XStat and XStatMetadata.
 _PLANES, _HOSTNAMES = 1, 4
 _PLANE_NAME, _STAT_NAMES, _STATS = 2, 5, 6
@@ -55,18 +51,12 @@ _WANTED_PLANES: Final = frozenset({b"Task Environment", b"/host:metadata"})
 
 @dataclass(frozen=True, slots=True)
 class ProfileStart:
-    """The start and the identity of a trace of XLA's profiler, as far as they are known.
+    """The start and the identity of a trace of XLA's profiler, as far as they are known."""
 
-    Attributes:
-        start_ns: The zero of its times, in ns since the epoch by its host's wall clock, or None if unknown.
-        source: Description of the source of the start; empty without one.
-        identity: The known values of ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ...
-    """
-
-    start_ns: int | None = None
+    start_ns: int | None = None  # the zero of its times, in ns since the epoch by its host's wall clock
     error_ns: int = 0
-    source: str = ""
-    identity: dict[str, Any] = field(default_factory=dict)
+    source: str = ""  # of the start, in words
+    identity: dict[str, Any] = field(default_factory=dict)  # ``rank``, ``host``, ``pid``, ``boot_id``, ``run_id`` ...
 
 
 def is_xprof_process(name: str) -> bool:
@@ -136,12 +126,7 @@ def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
 
 
 def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
-    """Copy an XSpace without the names of its hosts.
-
-    Raises:
-        ValueError: The source is not an XSpace.
-        OSError: The target cannot be written.
-    """
+    """Copy an XSpace without the names of its hosts; raise ValueError if the source is no XSpace."""
     for number, wire_type, size in _entries(source):
         kept = number != _HOSTNAMES
         if kept:

@@ -20,7 +20,7 @@ from tracekit.formats.json.window import LostBytes
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
 from tracekit.formats.trace_event import Event, decode_dict, encode_json, raw_field
 from tracekit.formats.trace_stream import FOREIGN_FORMS, form_of
-from tracekit.storage import ExistsError, atomic_write, is_remote, same_file, without_secrets
+from tracekit.storage import PRIVATE_MODE, ExistsError, atomic_write, is_remote, same_file, without_secrets
 from tracekit.traces.inputs import recovered_copies
 from tracekit.version import __version__
 
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from tracekit.arguments import StrPath
     from tracekit.formats.json.reader import RawEvent
 
-SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")
-"""The suffixes of traces in a folder."""
-
+SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp")  # the suffixes of traces in a folder
 _NAMED_SLICES: Final = 100
 _METADATA_NAME: Final = f'"{METADATA_EVENT}"'.encode()
 
@@ -84,15 +82,15 @@ def recover_trace(
     if not report.events:
         reason = "; ".join(report.damages) or "it does not hold one whole event"
         raise TraceFormatError(report.path, f"nothing can be recovered: {reason}")
-    if in_place:
-        output, compress, kept_as = path, report.compressed, Path(f"{path}.broken")
-        if os.path.lexists(kept_as) and not overwrite:
-            raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
-    else:
-        output = output or recovered_copies(path)[report.compressed]
-        compress, kept_as = output.endswith(".gz"), None
+    output = output or (path if in_place else recovered_copies(path)[report.compressed])
+    compress = report.compressed if in_place else output.endswith(".gz")
+    kept_as = Path(f"{path}.broken") if in_place else None
+    if kept_as is not None and os.path.lexists(kept_as) and not overwrite:
+        raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
+    # In place, the file stays readable for those who could read it.
+    mode = Path(path).stat().st_mode & 0o777 if in_place else PRIVATE_MODE
     with contextlib.ExitStack() as undo:
-        with atomic_write(output, overwrite=overwrite or in_place) as file:
+        with atomic_write(output, overwrite=overwrite or in_place, mode=mode) as file:
             recovery = _Recovery(path)
             with GzipWriter(file) if compress else contextlib.nullcontext(file) as sink:
                 recovery.write(sink, close=close_open_slices)
@@ -100,12 +98,7 @@ def recover_trace(
                 _keep(path, kept_as, before)
                 undo.callback(kept_as.unlink, missing_ok=True)
         undo.pop_all()
-    if kept_as is None:
-        return recovery.report(output=without_secrets(output))
-    # The file stays readable for those who could read it.
-    with contextlib.suppress(OSError):
-        os.chmod(path, kept_as.stat().st_mode & 0o777)
-    return recovery.report(output=path, kept_as=os.fspath(kept_as))
+    return recovery.report(output=without_secrets(output), kept_as=None if kept_as is None else str(kept_as))
 
 
 def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None]:
@@ -123,9 +116,8 @@ def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str |
         raise ConfigError(f"{shown}: the output is the input; choose another name, or recover in place")
     path = os.path.realpath(path) if in_place else path  # a link stays a link
     with ByteStream(path) as stream:
-        foreign = FOREIGN_FORMS.get(form_of(stream.peek()))
+        foreign, shown = FOREIGN_FORMS.get(form_of(stream.peek())), stream.path
     if foreign:
-        shown = without_secrets(path)
         advice = f"tracekit convert {shown} OUTPUT.json writes all that can be read of it"
         raise TraceFormatError(shown, f"this is {foreign}, and recover makes JSON whole; {advice}")
     return path, output

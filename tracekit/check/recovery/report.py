@@ -169,15 +169,12 @@ class _Open(NamedTuple):
 
 
 class CutSlices:
-    """Follows the slices of a trace, event by event in the order of the file.
-
-    Attributes:
-        last_ns: The time of the last event, with the end of a slice, or of the last reading of the clocks in a rank trace;
-            in ns since the base of the file, or None.
-    """
+    """Follows the slices of a trace, event by event in the order of the file."""
 
     def __init__(self) -> None:
-        self.last_ns: int | None = None
+        self.last_ns: int | None = (
+            None  # of an event, the end of a slice, or the last reading of the clocks in a rank trace
+        )
         self._tracks: dict[_Key, OpenSlices[_Open]] = {}
         self._deeper: dict[_Key, int] = {}
         self._threads: dict[_Key, str] = {}

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import shutil
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.arguments import check_path
 from tracekit.check.schemas import PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.report import Findings, ValidationReport
-from tracekit.check.validation.trace import validate_trace
+from tracekit.check.validation.trace import validate_stream, validate_trace
 from tracekit.errors import MissingExtraError, TraceFormatError
 from tracekit.formats.archive_file import MANIFEST_KEY
-from tracekit.formats.byte_stream import packing_of
+from tracekit.formats.byte_stream import PIECE_BYTES, TraceStream, packing_of
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
 
@@ -69,6 +65,17 @@ def validate_file(path: StrPath, *, schema: bool = True) -> list[ValidationRepor
         if _MANIFEST.match(head):
             return [archive.manifest_report(head + file.read(_MAX_MANIFEST_BYTES))]
     return [validate_trace(path, schema=schema)]
+
+
+class _MemberStream(TraceStream):
+    """The bytes of a trace in an archive. Errors are those of the archive."""
+
+    def __init__(self, path: str, member: BinaryIO) -> None:
+        super().__init__(path)
+        self._member = member
+
+    def read(self) -> bytes:
+        return self._member.read(PIECE_BYTES)
 
 
 class _Archive:
@@ -139,7 +146,7 @@ class _Archive:
             self._add("archive-member", f"{name!r}: has a name of more than {_MAX_NAME} characters")
         if name in self._names:
             self._add("archive-member", f"{name!r}: is there twice")
-        head = member.read(_HEAD_BYTES)
+        head = member.read(PIECE_BYTES)
         if _MANIFEST.match(head):
             if self._has_manifest:
                 self._add("manifest", f"{name!r}: is a second manifest")
@@ -156,19 +163,12 @@ class _Archive:
             self._add("archive-member", f"{name!r}: is not a trace, for which the whole archive is refused")
 
     def _check_trace(self, name: str, head: bytes, member: BinaryIO) -> None:
-        with tempfile.TemporaryDirectory(prefix="tracekit-validate-") as folder:
-            path = Path(folder) / "trace.json"
-            with path.open("wb") as file:
-                file.write(head)
-                shutil.copyfileobj(member, file)
-            try:
-                report = validate_trace(path, schema=self._schema)
-            except TraceFormatError as error:
-                self._add("archive-member", f"{name!r}: {error.reason}")
-                return
-        label = f"{self._path}: {name}"
-        problems = tuple(dataclasses.replace(problem, file=label) for problem in report.problems)
-        self._reports.append(dataclasses.replace(report, file=label, problems=problems))
+        member.seek(0)
+        try:
+            stream = _MemberStream(f"{self._path}: {name}", member)
+            self._reports.append(validate_stream(stream, head, schema=self._schema))
+        except TraceFormatError as error:
+            self._add("archive-member", f"{name!r}: {error.reason}")
 
     def _read_manifest(self, data: bytes) -> None:
         """Keep a manifest that fits its schema, and note why the schema was not applied."""

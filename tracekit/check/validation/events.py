@@ -32,20 +32,14 @@ if TYPE_CHECKING:
 
 _FOREVER: Final = 2**63 - 1
 _OTHER_TID: Final = "put one of them on another tid"
-TrackKey = tuple[Any, Any]
-"""pid and tid, as the file has them."""
+TrackKey = tuple[Any, Any]  # pid and tid, as the file has them
 _EXACT_NS: Final = 2**53
 _UINT32_MAX: Final = 2**32 - 1
 _PHASES: Final = frozenset("BEXiIRCMbenstfTP")
 _HEXADECIMAL: Final = re.compile(r"\s*[+-]?(0[xX])?[0-9a-fA-F]{1,16}\s*")
 _NUMBER: Final = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*|[+-]?(?i:nan|inf(inity)?)")
 _TEXT_TIME: Final = re.compile(rb'"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"')
-_METADATA_ARGS: Final = {
-    "process_name": "name",
-    "thread_name": "name",
-    "process_sort_index": "sort_index",
-    "thread_sort_index": "sort_index",
-}
+_METADATA_ARGS: Final = {f"{what}_{key}": key for what in ("process", "thread") for key in ("name", "sort_index")}
 # The end of the rules' names, and the advice for a missing and for a negative time.
 _TIMES: Final = {
     "ts": ("time", "give it one, in microseconds", "write times relative to an earlier base"),
@@ -56,20 +50,19 @@ _TIMES: Final = {
 class EventChecks:
     """Checks one event after the other; `finish` checks what several events must agree on.
 
-    Attributes:
-        metadata: Event numbers of the ``tracekit_metadata`` events.
-        by_tracekit: True after an event with a name that starts with ``tracekit_``.
-
     Args:
         rank_of: The rank of each pid in a merged trace; empty in others.
     """
 
     def __init__(self, findings: Findings, rank_of: Mapping[Any, int]) -> None:
-        self.metadata: list[int] = []
-        self.by_tracekit = False
+        self.metadata: list[int] = []  # the numbers of the ``tracekit_metadata`` events
+        self.by_tracekit = False  # True after an event with a name that starts with ``tracekit_``
         self._add = findings.add
         self._tracks = Tracks(findings)
-        self._flows = _Flows(findings, rank_of)
+        self._rank_of = rank_of
+        # The pid and number of the event that started a flow. Hashes of the flows: one in 2^64 is a small price for a third
+        # of the memory.
+        self._started: dict[int, tuple[Any, int]] = {}
 
     def check(self, number: int, event: Event) -> None:
         """Check an event; ``number`` counts from 1."""
@@ -150,8 +143,7 @@ class EventChecks:
             self.by_tracekit = True
             if name == METADATA_EVENT:
                 self.metadata.append(number)
-        elif name in _METADATA_ARGS:
-            key = _METADATA_ARGS[name]
+        elif key := _METADATA_ARGS.get(name):
             given = decode_dict(event.args).get(key)
             if key == "name" and not isinstance(given, str):
                 self._add("perfetto-metadata-name", number, f"args.name of {name} is no text; write the name")
@@ -176,17 +168,27 @@ class EventChecks:
             self._add("perfetto-counter-value", number, f"{found}; write a number, or leave it out")
 
     def _check_flow(self, number: int, event: Event, phase: str) -> None:
-        value = decode_or_none(event.id)
-        flow = None
-        if isinstance(value, str) and _HEXADECIMAL.fullmatch(value):
-            flow = int(value, 16)  # "10" and 16 are the same flow
-        elif type(value) is int and -(2**63) <= value < 2**63:
-            flow = value
+        flow = decode_or_none(event.id)
+        if isinstance(flow, str) and _HEXADECIMAL.fullmatch(flow):
+            flow = int(flow, 16)  # "10" and 16 are the same flow
+        elif type(flow) is not int or not -(2**63) <= flow < 2**63:
+            flow = None
         if flow is None:
             given = "has no id" if event.id is UNSET else f"has the id {_short(bytes(event.id))}"
             self._add("perfetto-flow-id", number, f"{_what(event)} {given}; write an integer of 64 bits")
-        elif phase == "s":
-            self._flows.start(number, event.pid, *name_and_category(event), flow)
+        elif phase == "s":  # one without an end or a start is normal: kineto writes an f for every runtime call
+            self._start_flow(number, event, flow)
+
+    def _start_flow(self, number: int, event: Event, flow: int) -> None:
+        pid, key = event.pid, hash((*name_and_category(event), flow))
+        other, first = self._started.setdefault(key, (pid, number))
+        if first != number:
+            by, what = ("it", "flow") if other == pid else (f"pid {other}", "rank")
+            rank = self._rank_of.get(pid)
+            of_input = rank is not None and rank == self._rank_of.get(other)
+            rule = "input-flow-duplicate" if of_input else "perfetto-flow-duplicate"
+            place = f"is started here by pid {pid}, and in event {first} by {by}"
+            self._add(rule, number, f"flow {flow} {place}; give each {what} ids of its own")
 
     def _check_async(self, number: int, event: Event) -> None:
         what = _what(event)
@@ -219,16 +221,12 @@ def _what(event: Event) -> str:
 
 
 class Tracks:
-    """Collects slices in the order of the file, and checks each track in the order of time at the end.
-
-    An X takes 24 bytes, a B or an E 32, whatever their names.
-    """
+    """Collects slices in the order of the file, and checks each track in the order of time at the end."""
 
     def __init__(self, findings: Findings) -> None:
         self._add = findings.add
         # Number, start and end of each X; number (negative for an E), time, hash of name and of category of each B and E.
-        self._tracks: defaultdict[TrackKey, tuple[array[int], array[int]]]
-        self._tracks = defaultdict(lambda: (array("q"), array("q")))
+        self._tracks = defaultdict[TrackKey, tuple["array[int]", "array[int]"]](lambda: (array("q"), array("q")))
 
     def add_slice(self, number: int, key: TrackKey, start_ns: int, dur_ns: int) -> None:
         """Add an X."""
@@ -308,32 +306,3 @@ class Tracks:
         if too_deep:
             message = f"{where} is nested deeper than {MAX_DEPTH} slices; record fewer levels"
             self._add("perfetto-depth", first, message, count=too_deep)
-
-
-class _Flows:
-    """Looks for flows that are started twice.
-
-    Flows without an end or a start are normal in torch.profiler's traces (kineto writes an ``f`` for every runtime call).
-
-    Args:
-        rank_of: The rank of each pid in a merged trace; empty in others.
-    """
-
-    def __init__(self, findings: Findings, rank_of: Mapping[Any, int]) -> None:
-        self._add = findings.add
-        self._rank_of = rank_of
-        # Hashes instead of the keys: one in 2^64 is a small price for a third of the memory.
-        self._started: dict[int, tuple[Any, int]] = {}
-
-    def start(self, number: int, pid: Any, name: bytes, category: bytes, flow: int) -> None:
-        """Add an ``s`` event."""
-        other, first = self._started.setdefault(hash((category, name, flow)), (pid, number))
-        if first != number:
-            by, what = ("it", "flow") if other == pid else (f"pid {other}", "rank")
-            rank = self._rank_of.get(pid)
-            of_input = rank is not None and rank == self._rank_of.get(other)
-            self._add(
-                "input-flow-duplicate" if of_input else "perfetto-flow-duplicate",
-                number,
-                f"flow {flow} is started here by pid {pid}, and in event {first} by {by}; give each {what} ids of its own",
-            )

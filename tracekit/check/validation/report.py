@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+# A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else.
 Kind = Literal["rank", "merged", "other"]
-"""A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else."""
-
 Severity = Literal["error", "warning"]
 
 # A merge keeps these as its input has them.
@@ -22,18 +21,12 @@ _WARNINGS_IN_MERGED: Final = frozenset({"perfetto-phase"})
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule.
-
-    Attributes:
-        why: The effect of breaking it, and the source.
-        own: Severity in files that tracekit wrote.
-        other: Severity in other files; None where the same thing is normal there (torch.profiler's traces).
-    """
+    """One rule."""
 
     id: str
-    why: str
-    own: Severity
-    other: Severity | None
+    why: str  # the effect of breaking it, and the source
+    own: Severity  # in files that tracekit wrote
+    other: Severity | None  # in other files; None where the same thing is normal there (torch.profiler's traces)
 
     def severity(self, kind: Kind) -> Severity | None:
         """Return the severity in a kind of file, or None when it is normal there."""
@@ -159,10 +152,7 @@ _BY_SEVERITY: Final[tuple[tuple[Severity, Severity | None, dict[str, str]], ...]
     ("warning", None, _WARNINGS_ONLY_OF_TRACEKIT),
 )
 RULES: Final = {name: Rule(name, why, own, other) for own, other, whys in _BY_SEVERITY for name, why in whys.items()}
-"""All rules by id."""
-
-KEPT_PER_RULE: Final = 10
-"""The maximum number of kept problems of one rule; all are counted."""
+KEPT_PER_RULE: Final = 10  # the maximum number of kept problems of one rule; all are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +238,7 @@ class ValidationReport:
 
 
 class Findings:
-    """Collects broken rules while a file is read; their severity is known when the kind of the file is.
-
-    Attributes:
-        total: The number of collected problems.
-    """
+    """Collects broken rules while a file is read; their severity is known when the kind of the file is."""
 
     __slots__ = ("_counts", "_kept", "total")
 

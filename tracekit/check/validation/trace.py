@@ -1,7 +1,6 @@
 """Read one trace, and apply the rules, and the event schema to each shape of event once.
 
-Millions of events have a handful of shapes, and a JSON Schema takes a tenth of a millisecond for each event. The schema looks
-at types, at ranges of numbers and at a few words; so does `shape`.
+Millions of events have a handful of shapes, and a JSON Schema takes a tenth of a millisecond for each event.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import StrPath
     from tracekit.check.validation.report import Kind, ValidationReport
+    from tracekit.formats.byte_stream import TraceStream
     from tracekit.formats.json.window import Finding as Damage
     from tracekit.formats.trace_event import Event
 
@@ -36,8 +36,7 @@ MAX_HEADER_KEYS: Final = 256
 # As Perfetto's trace_type.cc decides, white space left out.
 _JSON_TRACE: Final = re.compile(rb'\s*(?:\{\s*"|\[\s*\{\s*")')
 _JSON: Final = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*[\[{]|\s*\Z")
-_OWN_PHASES: Final = frozenset("XBEiCMstfben")
-"""Phases that tracekit writes itself: those of the schema."""
+_OWN_PHASES: Final = frozenset("XBEiCMstfben")  # phases that tracekit writes itself: those of the schema
 _OWN_METADATA: Final = b'"tracekit_'
 
 # The rule that each damage found by the reader breaks, and the message.
@@ -89,47 +88,46 @@ def validate_trace(path: StrPath, *, schema: bool = True) -> ValidationReport:
     path = check_path("path", path)
     if not path:
         raise ConfigError("the path of the trace is empty; give the name of a file")
+    with ByteStream(path) as stream:
+        return validate_stream(stream, stream.peek(), schema=schema)
+
+
+def validate_stream(stream: TraceStream, head: bytes, *, schema: bool) -> ValidationReport:
+    """Check a trace that begins with ``head``; see `validate_trace`."""
     findings = Findings()
-    file, is_trace = _check_head(path, findings)
-    if not is_trace:
-        return findings.report(file)
+    if not _check_head(stream, head, findings):
+        return findings.report(stream.path)
     try:
-        reader = TraceReader(path)
+        reader = TraceReader(stream.path, stream=stream)
     except TraceFormatError as error:
         reason = error.reason.removeprefix("this is not a trace: ")
         findings.add("perfetto-no-events", None, f'{reason}; write {{"traceEvents":[...]}} or an array of events')
-        return findings.report(file)
-    with reader:
-        return _check_trace(reader, findings, _SchemaCheck(wanted=schema))
+        return findings.report(stream.path)
+    return _check_trace(reader, findings, _SchemaCheck(wanted=schema))
 
 
-def _check_head(path: str, findings: Findings) -> tuple[str, bool]:
-    """Check the first bytes; return the printable name of the file, and whether Perfetto takes it for a trace."""
-    with ByteStream(path) as stream:
-        head = stream.read()
-        while not head.strip() and (piece := stream.read()):
-            head = piece
-        file = stream.path
-        form = form_of(head)
-        if form in FOREIGN_FORMS:
-            advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
-            raise TraceFormatError(file, f"this is {FOREIGN_FORMS[form]}, and validate checks JSON; {advice}")
-        if not _JSON.match(head):
-            raise TraceFormatError(file, "this is not JSON; validate reads traces in Chrome's Trace Event Format")
-        if form == "JSON lines":
-            reason = "JSON lines, of which Perfetto shows nothing; tracekit convert makes an array of them"
-            findings.add("perfetto-no-events", None, reason)
-            return file, False
-        if stream.packing == "zstd":
-            findings.add("perfetto-unknown-type", None, "zstd, which Perfetto does not unpack; use gzip")
-        if stream.damage and not head:
-            findings.add("perfetto-cut-file", None, f"{stream.damage}; tracekit recover saves what can be read")
-            return file, False
+def _check_head(stream: TraceStream, head: bytes, findings: Findings) -> bool:
+    """Check the first bytes; return True if Perfetto takes the file for a trace."""
+    form, file = form_of(head), stream.path
+    if form in FOREIGN_FORMS:
+        advice = f"tracekit convert {file} OUTPUT.json makes JSON of it"
+        raise TraceFormatError(file, f"this is {FOREIGN_FORMS[form]}, and validate checks JSON; {advice}")
+    if not _JSON.match(head):
+        raise TraceFormatError(file, "this is not JSON; validate reads traces in Chrome's Trace Event Format")
+    if form == "JSON lines":
+        reason = "JSON lines, of which Perfetto shows nothing; tracekit convert makes an array of them"
+        findings.add("perfetto-no-events", None, reason)
+        return False
+    if stream.packing == "zstd":
+        findings.add("perfetto-unknown-type", None, "zstd, which Perfetto does not unpack; use gzip")
+    if stream.damage and not head:
+        findings.add("perfetto-cut-file", None, f"{stream.damage}; tracekit recover saves what can be read")
+        return False
     is_trace = _JSON_TRACE.match(head) is not None or head.lstrip().startswith(b"\xef\xbb\xbf")
     if not is_trace:
-        begins = "it is empty" if not head.strip() else 'it does not begin with {" or [{"'
+        begins = "it is empty" if not head else 'it does not begin with {" or [{"'
         findings.add("perfetto-unknown-type", None, f"{begins}, so that Perfetto does not take it for a trace")
-    return file, is_trace
+    return is_trace
 
 
 def _check_trace(reader: TraceReader, findings: Findings, schema: _SchemaCheck) -> ValidationReport:
@@ -139,8 +137,7 @@ def _check_trace(reader: TraceReader, findings: Findings, schema: _SchemaCheck) 
     for number, event in enumerate(chain.from_iterable(reader.runs()), 1):
         before = findings.total
         checks.check(number, event)
-        # The first event of a rank trace, or a key of a merged trace's head, says that tracekit wrote the file.
-        if schema.not_checked or not (checks.by_tracekit or MERGED_KEY in reader.header):
+        if schema.not_checked or not (checks.by_tracekit or merged):
             continue
         if merged and event.ph not in _OWN_PHASES:
             continue  # kept as the input has it
@@ -200,12 +197,7 @@ def _add_cut(reader: TraceReader, findings: Findings, damage: Damage) -> None:
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a hashable value. The event schema has one verdict for all values of the same shape.
-
-    Args:
-        value: A decoded JSON value.
-        key: The key it stands under.
-    """
+    """Return the types, the ranges of numbers and the few words that the event schema looks at, of the value of a key."""
     if isinstance(value, str):
         if key in _WORDS:
             return value
@@ -227,14 +219,10 @@ def shape(value: Any, key: str = "") -> Any:
 
 
 class _SchemaCheck:
-    """Checks events against the event schema.
-
-    Attributes:
-        not_checked: The reason not to apply the schema, or None.
-    """
+    """Checks events against the event schema."""
 
     def __init__(self, *, wanted: bool) -> None:
-        self.not_checked = None if wanted else "the schemas were not asked for"
+        self.not_checked = None if wanted else "the schemas were not asked for"  # why not, or None
         self._validate: Callable[[Any], str | None] | None = None
         self._verdicts: dict[Any, str | None] = {}
 
@@ -253,8 +241,7 @@ class _SchemaCheck:
             value = _decoded(event)
         except ValueError:
             return None  # a number beyond the range of a double breaks another rule
-        # Check each metadata event in full: the schema looks at its values, and there are few.
-        if value.get("name") == METADATA_EVENT:
+        if value.get("name") == METADATA_EVENT:  # the schema looks at its values, and there are few
             return self._validate(value)
         if key is None:
             key = shape(value)
@@ -273,10 +260,7 @@ def _decoded(event: Event) -> dict[str, Any]:
 
 
 def _plain_shape(event: Event) -> tuple[Any, ...] | None:
-    """Return `shape` of the most usual events at a tenth of its cost, or None for the others.
-
-    The schema looks only at the types of the values of slices and instants. The first letter of a JSON text gives its type.
-    """
+    """Return `shape` of the most usual events at a tenth of its cost, or None: the first letter of a JSON text is its type."""
     pid, tid = event.pid, event.tid
     if event.ph not in _PLAIN or type(pid) is not int or (type(tid) is not int and tid is not UNSET):
         return None

@@ -1,8 +1,7 @@
-"""A streaming, tolerant reader of the Trace Event Format: bytes in, runs of events out.
+"""A streaming, tolerant reader of the Trace Event Format, in bounded memory: bytes in, runs of events out.
 
-It reads the array form and the object form, plain or gzip, in bounded memory. `find_events` finds the whole,
-well-formed events of a window, which are decoded together. Anything else is read as one event: repaired where that is possible,
-else the bytes up to the next event are lost, and recorded with their place.
+`find_events` finds the whole, well-formed events of a window, which are decoded together. Anything else is read as one event:
+repaired where that is possible, else the bytes up to the next event are lost, and recorded with their place.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import HEAD_BYTES, seems_to_be
 from tracekit.formats.json.repair import repair_object, repair_text
-from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events, scan_value
+from tracekit.formats.json.window import LOOK_AHEAD_BYTES, LostBytes, Window, find_events
 from tracekit.formats.merged_head import MAX_HEAD_BYTES, MERGED_KEY
-from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run, decode_unusual
+from tracekit.formats.trace_event import REFUSED, Event, decode_any, decode_event, decode_run
 from tracekit.formats.trace_stream import open_trace
 
 if TYPE_CHECKING:
@@ -27,13 +26,11 @@ if TYPE_CHECKING:
 
     _Decode = Callable[[bytes, Sequence[int]], Any]
 
+# No event up to this length is lost for its length, whether it is well-formed or needs repair.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
-"""No event up to this length is lost for its length, whether it is well-formed or needs repair."""
-
 _MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 _REPAIR_AHEAD_BYTES: Final = 1024 * 1024
 _MAX_KEY_BYTES: Final = 64 * 1024
-_MAX_RUN_EVENTS: Final = 1000
 # Skip deeply nested values in steps, instead of trying each level.
 _DEEP: Final = 100
 _DEEP_STEP_BYTES: Final = 4096
@@ -44,7 +41,6 @@ _IN_HEADER: Final = "in the keys beside traceEvents"
 _BOM: Final = b"\xef\xbb\xbf"
 _FIRST_KEY: Final = re.compile(rb'\{(?:[ \t]*"[^"\\]{1,20}")?')
 _KEY: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*')
-_EVENTS_NAME: Final = b'"traceEvents"'
 _EVENTS_KEY: Final = re.compile(rb'(?<!\\)"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
 # The probable beginning of the next key, on its own line or not, or the end of the file.
 _NEXT_KEY: Final = re.compile(rb'(?:\n[ \t]*,?|,)[ \t]*"[^"\\\n]{1,80}"[ \t]*:|[ \t\r\n]*\}[ \t\r\n]*\Z')
@@ -71,16 +67,11 @@ _STRAY_VALUES: Final = re.compile(
 
 
 class RawEvent(NamedTuple):
-    """An event with its text.
+    """An event with its text."""
 
-    Attributes:
-        text: The bytes of the file, or their repair.
-        offset_bytes: The place in the unpacked file.
-    """
-
-    text: bytes
+    text: bytes  # of the file, or its repair
     event: Event
-    offset_bytes: int
+    offset_bytes: int  # in the unpacked file
 
 
 class TraceReader(Window):
@@ -90,17 +81,14 @@ class TraceReader(Window):
     of `runs`.
 
     Args:
-        path: A file or URL, plain or gzip: JSON, a native trace of Perfetto, or a dump of torch's flight recorder. The content
-            decides, not the name.
+        path: A file or URL of any form that `open_trace` reads.
         limit_bytes: The maximum that is read of the file; None for all.
         stream: The bytes to read in place of those of the file.
 
     Attributes:
         form: "array" or "object".
-        foreign: The form of a file that is not Chrome JSON, "pftrace" or "flight recorder", else empty. Offsets and counts of
-            bytes then refer to the JSON into which the file is converted.
-        header: The top-level keys other than ``traceEvents``, decoded. Those before the events are there from the
-            start, those after them once `runs` has ended.
+        foreign: The form of a file that is converted to JSON, else empty. Offsets and counts of bytes refer to the JSON.
+        header: The top-level keys other than ``traceEvents``, decoded. Those after the events come at the end of `runs`.
         closed: True if the file ends as its form does.
         losses: The unreadable parts before the last event; the first 1000.
         lost_events: The number of events that seem to begin in them.
@@ -112,16 +100,14 @@ class TraceReader(Window):
         at: The present place in the window: everything before it is read.
         final: True if the file ends with the window.
         in_events: True until the events have ended, those of a second ``traceEvents`` included.
-        separator: The text from the closing brace of an event, and white space before it, to the first key of the next one;
-            None while it is unknown.
+        separator: The text from the closing brace of an event to the first key of the next one; None while it is unknown.
 
     Raises:
         StorageError: The file is not there or cannot be read.
         TraceFormatError: It is not a trace.
     """
 
-    max_run_bytes = 1024 * 1024
-    """The maximum distance from the beginning of a run to that of its last event."""
+    max_run_bytes = 1024 * 1024  # the maximum distance from the beginning of a run to that of its last event
 
     def __init__(self, path: str, *, limit_bytes: int | None = None, stream: TraceStream | None = None) -> None:
         super().__init__(open_trace(path, limit_bytes) if stream is None else stream)
@@ -141,17 +127,9 @@ class TraceReader(Window):
             self._stream.close()
             raise
 
-    def runs(self) -> Iterator[list[Event]]:
-        """Yield the events of the file, run by run, in the order of the file."""
-        return self._runs(lambda body, _: decode_run(body))
-
-    def runs_or_taken(self, take: Callable[[bytes], int]) -> Iterator[list[Event] | bytes]:
-        """Yield the same runs as `runs`, but the text of those that ``take`` accepts.
-
-        Args:
-            take: Gets the text of a run. Returns 0 to have it decoded, and otherwise the number of its events.
-        """
-        return self._runs(lambda body, _: body if take(body) else decode_run(body))
+    def runs(self, decode: Callable[[bytes], list[Event]] = decode_run) -> Iterator[list[Event]]:
+        """Yield the events in the order of the file, run by run; of most runs, those that ``decode`` returns for their text."""
+        return self._runs(lambda body, _: decode(body))
 
     def _runs(self, decode: _Decode, *, raw: bool = False) -> Iterator[Any]:
         try:
@@ -189,24 +167,22 @@ class TraceReader(Window):
         return run
 
     def _read_singly(self, spans: Sequence[int]) -> list[RawEvent]:
-        """Return the next events, those of the spans and odd ones; end the events where they end."""
+        """Return the events of the spans, or the next odd one; end the events where they end."""
         self.run_text = None
         until = self._offset + (spans[-1] if spans else 0)
         run: list[RawEvent] = []
-        while len(run) < _MAX_RUN_EVENTS or self._offset + self.at < until:
+        while not run or self._offset + self.at < until:
             one = self._read_one()
             if one is None:
                 self.end_events()
                 break
             run.append(one)
-            if self._offset + self.at >= until and self._skip_separator() and scan_value(self.text, self.at)[1]:
-                break
         return run
 
     # The head of the file, up to the first event.
 
     def _begin(self) -> None:
-        if not self.fill():
+        if not self.fill(HEAD_BYTES):
             damage = self._stream.damage
             words = f"{damage}; tracekit recover saves what can be read" if damage else "the file is empty"
             raise TraceFormatError(self.path, words)
@@ -226,7 +202,7 @@ class TraceReader(Window):
                 self._refuse(b"", f"{self.bytes_read} bytes of it are {_NOTHING}")
         elif self.text.startswith(b"{", self.at):
             self.at += 1
-            self.in_events = self._take_head() or self._read_keys()
+            self.in_events = self._read_keys()
             if not self._arrays:
                 seen = f"it seems to be {kind}; " if (kind := seems_to_be(head)) else ""
                 damage = f" ({self._stream.damage})" if self._stream.damage else ""
@@ -250,43 +226,6 @@ class TraceReader(Window):
         raise TraceFormatError(self.path, f"this is not a trace: {words}", offset_bytes=self._offset + self.at)
 
     # The keys of the object form.
-
-    def _take_head(self) -> bool:
-        """Read all keys before the events at once; return False, with none read, where they are not valid JSON."""
-        key = _KEY.match(self.text, max(self.text.find(_EVENTS_NAME, self.at), 0))
-        if key is None or not self.text.startswith(b"[", key.end()):
-            return False
-        body = self.text[self.at : key.start()].strip(b" \t\r\n")
-        if (body and not body.endswith(b",")) or not self._take_keys(body[:-1]):
-            return False
-        self._begin_events(key)
-        self.at = key.end() + 1
-        return True
-
-    def _take_tail(self) -> bool:
-        """Read all keys between the events and the end of the file in the same way."""
-        self._look_ahead(LOOK_AHEAD_BYTES)
-        rest = self.text[self.at : self.at + LOOK_AHEAD_BYTES].strip(b" \t\r\n")
-        if not self.final or len(self.text) - self.at > LOOK_AHEAD_BYTES or rest[:1] + rest[-1:] not in (b",}", b"}}"):
-            return False
-        if not self._take_keys(rest[:-1].lstrip(b",").strip()):
-            return False
-        self._found()
-        self.at, self.closed, self._commas = len(self.text), True, 0
-        return True
-
-    def _take_keys(self, body: bytes) -> bool:
-        """Keep some keys of the object form and their values; return False, with none kept, if they need a closer look."""
-        if repair_text(body)[1]:
-            return False
-        try:
-            header = decode_any(b"{%b}" % body)
-        except REFUSED:
-            return False
-        if "traceEvents" in header:
-            return False
-        self.header.update(header)
-        return True
 
     def _read_keys(self) -> bool:
         """Read keys of the object up to its events; return False at its end, or when nothing more can be read."""
@@ -434,7 +373,7 @@ class TraceReader(Window):
         return len(_PHASE.findall(text)) <= 1
 
     def _mend(self) -> tuple[bytes, int, list[str]] | None:
-        """Return the event at the present place repaired, where it ends, and the kinds of repair."""
+        """Return the event at the present place repaired, its end, and the kinds of repair."""
         self._look_ahead(_REPAIR_AHEAD_BYTES)
         while True:
             limit = self.at + MAX_EVENT_BYTES
@@ -469,11 +408,7 @@ class TraceReader(Window):
                 return
 
     def read_odd(self) -> list[Event]:
-        """Read the next event: pass over damage, repair the event, and note the damage.
-
-        Returns:
-            The event; nothing at the end of the array and of the file.
-        """
+        """Read the next event, past damage; nothing at the end of the array and of the file."""
         one = self._read_one()
         return [] if one is None else [one.event]
 
@@ -493,7 +428,7 @@ class TraceReader(Window):
     def _end_array(self) -> None:
         if self.form == "array":
             self.closed = True
-        elif not self._take_tail() and self._read_keys():
+        elif self._read_keys():
             return
         self._end_document()
 
@@ -529,11 +464,8 @@ class TraceReader(Window):
 
 def decode(text: bytes) -> Event | None:
     """Decode an event; return None if it cannot be decoded."""
-    try:
+    with suppress(*REFUSED):
         return decode_event(text)
-    except REFUSED:
-        with suppress(*REFUSED):
-            return decode_unusual(text)
     return None
 
 

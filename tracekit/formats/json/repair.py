@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_MOST_NESTED: Final = 20_000
-"""Levels of brackets beyond which no decoder follows: deeper objects are not repaired."""
-
+_MOST_NESTED: Final = 20_000  # levels of brackets beyond which no decoder follows: deeper objects are not repaired
 _SPACE: Final = re.compile(rb"\s*")
 _WORD: Final = re.compile(rb'[^\s,:{}\[\]"]+')
 _LITERAL: Final = re.compile(rb"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -70,8 +68,7 @@ def repair_object(text: bytes, start: int, limit: int) -> tuple[bytes, int, list
     """Repair the object that begins at ``start``.
 
     Returns:
-        The repaired object, where it ends in ``text``, and the kinds of repair; or None when it cannot be told where it
-        ends before ``limit``, or it is nested too deeply.
+        The repaired object, its end in ``text``, and the kinds of repair; None if it has no clear end, or is nested too deeply.
     """
     out = bytearray()
     kinds: list[str] = []

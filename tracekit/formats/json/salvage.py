@@ -33,7 +33,6 @@ _GZIP_WBITS: Final = 31
 _TRIAL_BYTES: Final = 4096
 # Unpacking runs past the end of a torn member into the next one before it notices.
 _LOOK_BACK_BYTES: Final = 64 * 1024
-_KEPT_DAMAGES: Final = 20
 
 
 class SalvageReader(TraceReader):
@@ -41,16 +40,11 @@ class SalvageReader(TraceReader):
 
     A `TraceReader` stops at the end of the first document. This one reads on: behind torn gzip members, behind closing brackets,
     below a second header. After damage it accepts only objects with the fields of an event.
-
-    Attributes:
-        keys: The readable keys next to ``traceEvents`` of the object form, with the text of their values; those before
-            the events are there with the first run.
-        damages: Sentences about data that could not be unpacked.
     """
 
     def __init__(self, path: str) -> None:
         stream = SalvageStream(path)
-        self.keys: dict[str, bytes] = {}
+        self.keys: dict[str, bytes] = {}  # next to ``traceEvents``, with the text of their values
         self.damages = stream.damages
         self._by_tracekit = False
         super().__init__(path, stream=stream)
@@ -177,18 +171,12 @@ class SalvageStream(ByteStream):
 
     A `ByteStream` ends at the first damage. This one returns every byte before it, then looks for the next member of the gzip
     file and goes on there.
-
-    Attributes:
-        damages: Sentences on what could not be unpacked, with offsets in the packed file; the first few.
     """
 
     def __init__(self, path: str) -> None:
-        self.damages: list[str] = []
-        self._read_bytes = 0
+        super().__init__(path)
         self._damaged_at = 0
         self._unpacked = b""  # the last of the packed bytes of this member that were unpacked
-        super().__init__(path)
-        self._read_bytes = len(self._packed)  # without what another codec has read
 
     @staticmethod
     def _new_inflater() -> Any:
@@ -256,20 +244,10 @@ class SalvageStream(ByteStream):
         )
         self._note_damage(f"the gzip file is damaged at byte {self._damaged_at} ({reason}); {goes_on}")
 
-    def _note_damage(self, sentence: str) -> None:
-        self.damage = self.damage or sentence
-        if len(self.damages) < _KEPT_DAMAGES:
-            self.damages.append(sentence)
-
     def _more(self) -> bool:
         piece = self._read_file()
         self._packed += piece
         return bool(piece)
-
-    def _read_file(self) -> bytes:
-        piece = super()._read_file()
-        self._read_bytes += len(piece)
-        return piece
 
 
 def _holds_text(packed: bytes) -> bool:

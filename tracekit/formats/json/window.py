@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit import core
 from tracekit.formats.byte_stream import Closing
-from tracekit.formats.trace_event import REFUSED, decode_raw, decode_raw_list
+from tracekit.formats.trace_event import REFUSED, decode_raw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tracekit.formats.byte_stream import TraceStream
 
-LOOK_AHEAD_BYTES: Final = 256
-"""The maximum length of the texts that tell what begins at a place."""
-
+LOOK_AHEAD_BYTES: Final = 256  # the maximum length of the texts that tell what begins at a place
 _MAX_KEPT_LOSSES: Final = 1000
 # The reader gives up a file that begins with this many bytes, or broken events, without a readable one.
 _MAX_UNREADABLE_BYTES: Final = 32 * 1024 * 1024
@@ -34,34 +31,22 @@ _SEPARATOR: Final = re.compile(rb"[ \t\r\n,]*")
 
 @dataclass(slots=True)
 class Finding:
-    """One kind of damage in a file, counted.
+    """One kind of damage in a file, counted, with its first place in the unpacked file."""
 
-    Attributes:
-        kind: A word for it, for example "unescaped_quote".
-        offset_bytes: The first place, in the unpacked file.
-        detail: A sentence, or the first characters of the damage.
-        event: The number of the first damaged event, from 1; None for damage outside of the events.
-    """
-
-    kind: str
+    kind: str  # for example "unescaped_quote"
     offset_bytes: int
     count: int
-    detail: str
-    event: int | None = None
+    detail: str  # a sentence, or the first characters of the damage
+    event: int | None = None  # the number of the first damaged event, from 1; None for damage outside of the events
 
 
 @dataclass(frozen=True, slots=True)
 class LostBytes:
-    """A part of a file that could not be read.
-
-    Attributes:
-        offset_bytes: Its beginning in the unpacked file.
-        events: The number of events that seem to begin in it, a lower bound.
-    """
+    """A part of the unpacked file that could not be read."""
 
     offset_bytes: int
     length_bytes: int
-    events: int
+    events: int  # that seem to begin in it, a lower bound
     begins: str
 
 
@@ -94,14 +79,7 @@ class Window(Closing):
         self._stream.close()
 
     def fill(self, wanted_bytes: int = 0) -> bool:
-        """Drop the window up to `at`, and append the next piece of the file.
-
-        Args:
-            wanted_bytes: Append pieces until the window holds this much from `at` on.
-
-        Returns:
-            False if the file has ended.
-        """
+        """Drop the window up to `at`, and append a piece, or until ``wanted_bytes`` follow; return False at the file's end."""
         kept = max(0, self.at - _KEPT_BYTES)
         rest = self.text[kept:]
         self._offset += kept
@@ -165,10 +143,7 @@ class Window(Closing):
         return pattern.match(self.text, self.at) is not None
 
     def _find_end(self, ahead: int, max_bytes: int) -> int | None:
-        """Return the end of the value ``ahead`` bytes after the present place; None if it is broken.
-
-        Reads on while the value may be cut by the end of the window, up to ``max_bytes``.
-        """
+        """Return the end of the value ``ahead`` bytes further, reading on up to a limit; None if it is broken."""
         while True:
             end, is_whole = scan_value(self.text, self.at + ahead)
             if is_whole:
@@ -187,9 +162,7 @@ class Window(Closing):
     def drops(self) -> list[Finding]:
         """Damage that lost events, in order of kind; each place is one event or more."""
         found = [self._findings[key] for key in sorted(self._findings) if key[0]]
-        if self._stream.losses:
-            found += [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
-        return found
+        return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
 
     def _lose(self) -> None:
         """Note that the file is unreadable from the present place on."""
@@ -243,14 +216,11 @@ class Window(Closing):
 
 
 _FIRST_BYTES: Final = 4096
-_END_BYTES: Final = 64 * 1024
-_MAX_TRIES: Final = 4
 _LARGE_BYTES: Final = 1024 * 1024
 # Python's decoder gives up on some values a few characters before the end of the text.
 _UNDECIDED_BYTES: Final = 12
 _CUT: Final = "Input data was truncated"  # msgspec
 _COMMA: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
-_BETWEEN: Final = re.compile(rb"\}[ \t\r\n]*,[ \t\r\n]*\{")
 _AFTER_NUMBER: Final = frozenset(" \t\r\n,}]")
 
 
@@ -276,14 +246,9 @@ def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequenc
     spans = array("q")
     limit = min(at + max_bytes, len(text))
     while at < limit and text.startswith(b"{", at):
-        if core.merge is not None:
-            found = core.merge.find_events(text, at, limit)
-        else:
-            found = b"" if spans else _find_events(text, at, limit)
-        if found:
+        if core.merge is not None and (found := core.merge.find_events(text, at, limit)):
             spans.frombytes(found)
-        else:
-            # The core leaves unusual events to Python.
+        else:  # the core leaves unusual events to Python
             end, is_whole = scan_value(text, at)
             if not is_whole:
                 return spans, end
@@ -293,21 +258,6 @@ def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequenc
             return spans, spans[-1]
         at = comma.end()
     return spans, at
-
-
-def _find_events(text: bytes, at: int, limit: int) -> bytes:
-    """Decode the events together up to a place that looks like the end of one; a wrong place is refused."""
-    spans = array("q")
-    for between in [*_BETWEEN.finditer(text, max(at, limit - _END_BYTES), limit)][: -_MAX_TRIES - 1 : -1]:
-        with suppress(*REFUSED):
-            for raw in decode_raw_list(b"[%b]" % text[at : between.start() + 1]):
-                if text[at] != ord("{"):
-                    break
-                spans.extend((at, at + len(raw)))
-                comma = _COMMA.match(text, spans[-1])
-                at = comma.end() if comma else spans[-1]
-            break
-    return spans.tobytes()
 
 
 def scan_value(text: bytes, at: int) -> tuple[int, bool]:

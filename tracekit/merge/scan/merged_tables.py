@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import MergeError
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.merged_head import INPUT_EVENT, MERGED_KEY, PROCESS_EVENT, RankOfPid
-from tracekit.formats.trace_event import decode_or_none, decode_text, encode_json
+from tracekit.formats.trace_event import decode_or_none, decode_run, decode_text, encode_json
 from tracekit.traces.process_identity import CHILD, CPU, KnownProcess, ProcessIdentity
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     processes: list[dict[str, Any]] = []
     inputs: list[dict[str, Any]] = []
     with TraceReader(item.path, limit_bytes=item.stamp.limit_bytes) as reader:
-        for run in reader.runs_or_taken(lambda text: int(not any(word in text for word in _WORDS))):
-            for event in run if not isinstance(run, bytes) else ():
+        for run in reader.runs(lambda text: decode_run(text) if any(word in text for word in _WORDS) else []):
+            for event in run:
                 if event.ph != "M":
                     continue
                 name = decode_text(event.name)
