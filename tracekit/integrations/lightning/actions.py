@@ -32,7 +32,7 @@ PARTS: Final = ("data loading", "transfer", "callbacks", "logging", "checkpointi
 DATA_LOADING, TRANSFER, CALLBACKS, LOGGING, CHECKPOINTING, OTHER = PARTS
 OWN_PREFIX: Final = "tracekit."  # of the state keys of tracekit's callbacks, by which Lightning names their hooks
 # "[LightningModule]Net.training_step", "[_TrainingEpochLoop].train_dataloader_next", "run_training_batch"
-_NAME: Final = re.compile(r"(?:\[(?P<owner>\w+)\])?(?P<rest>.*)", re.DOTALL)
+_OWNER: Final = re.compile(r"\[(\w+)\]")
 _STATE: Final = re.compile(r"\{.*\}", re.DOTALL)  # "ModelCheckpoint{'monitor': None, ...}.on_train_batch_end"
 
 _get_ident = threading.get_ident
@@ -66,16 +66,15 @@ class Action:
 @lru_cache(maxsize=4096)
 def action_of(text: str) -> Action:
     """Parse a name that Lightning passes to its profiler; any other is an action of the user."""
-    match = _NAME.fullmatch(text)
-    assert match is not None, "everything matches"
-    owner = match["owner"] or ""
-    name = _STATE.sub("", match["rest"]).lstrip(".") or text
+    title = _STATE.sub("", text)
+    match = _OWNER.match(title)
+    owner = match[1] if match else ""
+    name = title.removeprefix(f"[{owner}]").lstrip(".") or text
     hook = name.rpartition(".")[2]
     kind = owner.strip("_").removeprefix("Lightning").lower()
+    categories = ("lightning", kind) if kind else ("lightning",)
     own = owner == "Callback" and name.startswith(OWN_PREFIX)
-    return Action(
-        name, _STATE.sub("", text), ("lightning", kind) if kind else ("lightning",), hook, _part(owner, hook), own
-    )
+    return Action(name, title, categories, hook, _part(owner, hook), own)
 
 
 def _part(owner: str, hook: str) -> str | None:
@@ -110,24 +109,24 @@ def durations_table(
 
 @dataclass(slots=True)
 class _Kind:
-    """One kind of action on one thread: its slices and their durations."""
+    """One kind of action on one thread: its slices and durations, of which ``recorded_ns`` has the latest."""
 
     marker: Marker | None
-    waiting_ns: list[int] = field(default_factory=list)
-    statistics: DurationStatistics = field(default_factory=DurationStatistics)
     recorded_ns: array[int] = field(default_factory=lambda: array("q"))
+    settled: int = 0  # durations in ``recorded_ns`` that the statistics have
+    statistics: DurationStatistics = field(default_factory=DurationStatistics)
     open: int = 0
     was_cut: bool = False  # ended by an exception, before its stop
     lock: Any = field(default_factory=threading.RLock)  # held while another thread may read what is counted
 
     def settle(self) -> DurationStatistics:
         with self.lock:
-            waiting_ns = self.waiting_ns.copy()
-            del self.waiting_ns[: len(waiting_ns)]  # no new list: the thread of the actions may be about to append
-            self.statistics.add_all(waiting_ns)
-            self.recorded_ns.extend(waiting_ns)
-            if len(self.recorded_ns) > 2 * MAX_RECORDED:
-                del self.recorded_ns[:-MAX_RECORDED]
+            new_ns = self.recorded_ns[self.settled :]
+            self.statistics.add_all(new_ns)
+            self.settled += len(new_ns)
+            if self.settled > 2 * MAX_RECORDED:
+                del self.recorded_ns[: self.settled - MAX_RECORDED]
+                self.settled = MAX_RECORDED
         return self.statistics
 
 
@@ -190,8 +189,8 @@ class ActionSlices:
             # Lightning stops actions in ``finally``, so an exception that ends one is known there.
             error = _exc_info()[1]
             kind.marker.__exit__(None if error is None or error is handled else type(error), None, None)
-        kind.waiting_ns.append(now_ns - start_ns)
-        if len(kind.waiting_ns) >= _COUNTED_TOGETHER:
+        kind.recorded_ns.append(now_ns - start_ns)
+        if not len(kind.recorded_ns) % _COUNTED_TOGETHER:
             kind.settle()
 
     def _new(self, action_name: str) -> tuple[_Thread, _Kind]:
