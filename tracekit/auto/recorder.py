@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_service
+from tracekit.auto.configuration import options_of_process
 from tracekit.auto.extensions import load_handlers, load_sources
 from tracekit.auto.notes import note
-from tracekit.auto.options import RunOptions
 from tracekit.auto.step_window import StepWindow
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import MissingExtraError
@@ -36,6 +36,7 @@ from tracekit.sources.torch_profiler import TorchProfiler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tracekit.auto.options import RunOptions
     from tracekit.handlers.base import TraceHandler
     from tracekit.recording.source import Source
 
@@ -138,14 +139,14 @@ class AutoRecorder:
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:
             return None  # a worker records by its parent
-        options = RunOptions.from_environment()
+        options = options_of_process()
         process = self._identity()
         schedule = None
         if options.on_demand:
             from tracekit.capture.on_demand import on_demand
 
             schedule = on_demand(f"{options.folder}/control")
-        settings = {"sigterm_grace": 5.0 if options.flight_recorder_s else None, **options.profiler}
+        settings = {"sigterm_grace": 5.0 if options.flight_recorder else None, **options.profiler}
         if not _on_main_thread():
             settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
@@ -248,17 +249,17 @@ def auto_recorder() -> AutoRecorder:
 
 def _handlers(options: RunOptions, process: ProcessInfo) -> list[TraceHandler]:
     name = f"{options.folder}/rank{{rank}}-attempt{{attempt}}-pid{{pid}}"
-    if options.flight_recorder_s:
+    if options.flight_recorder:
         return [
-            FlightRecorder(f"{name}-{{dump}}.json", seconds=options.flight_recorder_s, on_close=True, excepthooks=True)
+            FlightRecorder(f"{name}-{{dump}}.json", seconds=options.flight_recorder, on_close=True, excepthooks=True)
         ]
     limits: dict[str, Any] = {}
     if not storage.is_remote(options.folder):
-        limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit_bytes // 2), "max_total_bytes": options.limit_bytes}
+        limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit // 2), "max_total_bytes": options.limit}
     if options.merged:
         limits |= {
             "merged_filename": options.merged,
-            "merge_timeout": max(1.0, options.merge_timeout_s),  # of 0 a handler makes nothing
+            "merge_timeout": max(1.0, options.timeout),  # of 0 a handler makes nothing
             "log_to": _available_service(options.log_to) if process.rank == 0 else None,  # rank 0 merges
         }
     return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
