@@ -147,7 +147,7 @@ class AutoRecorder:
 
             schedule = on_demand(f"{options.folder}/control")
         settings = {"sigterm_grace": 5.0 if options.flight_recorder else None, **options.profiler}
-        if not _on_main_thread():
+        if threading.current_thread() is not threading.main_thread():
             settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
             [*_handlers(options, process), *load_handlers(options.handlers)],
@@ -162,8 +162,7 @@ class AutoRecorder:
         utilities: Any = sys.modules.get("multiprocessing.util")
         if utilities is not None:  # a child of multiprocessing runs these only
             utilities.Finalize(None, self.stop, exitpriority=0)
-        content = {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
-        note(f"recorded-{os.getpid()}", content)
+        note(f"recorded-{os.getpid()}", _who(process))
         return profiler
 
     def _identity(self) -> ProcessInfo:
@@ -186,11 +185,10 @@ class AutoRecorder:
         if self.is_pending:
             profiler.step()
         profiler.stop()
-        process, stats, handlers = profiler.process, profiler.stats, profiler.trace_handlers
-        content = {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
-        content |= {"steps": int(profiler.timestamp.batch), "lost": {**stats.dropped, **stats.failures}}
-        content["removed_bytes"] = sum(getattr(handler, "removed", {}).get("bytes", 0) for handler in handlers)
-        note(f"recorded-{os.getpid()}", content)
+        removed = [getattr(handler, "removed", {}).get("bytes", 0) for handler in profiler.trace_handlers]
+        lost = {**profiler.stats.dropped, **profiler.stats.failures}
+        found = {"steps": int(profiler.timestamp.batch), "lost": lost, "removed_bytes": sum(removed)}
+        note(f"recorded-{os.getpid()}", {**_who(profiler.process), **found})
 
     def _after_fork(self) -> None:
         if self._profiler is not None:
@@ -245,6 +243,10 @@ class AutoRecorder:
 def auto_recorder() -> AutoRecorder:
     """Return the recorder of this process."""
     return AutoRecorder()
+
+
+def _who(process: ProcessInfo) -> dict[str, Any]:
+    return {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
 
 
 def _handlers(options: RunOptions, process: ProcessInfo) -> list[TraceHandler]:
@@ -302,7 +304,3 @@ def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], boo
         # A data loader of torch may start the recording of a script of JAX.
         sources.append(StepWindow(torch_profiler, options.steps, lambda: not is_jax()))
     return sources
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
