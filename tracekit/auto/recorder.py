@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import sys
@@ -13,37 +12,18 @@ import threading
 import weakref
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from tracekit import storage
-from tracekit.arguments import check_service
+from tracekit.auto.components import make_handlers, make_sources
 from tracekit.auto.configuration import options_of_process
-from tracekit.auto.extensions import load_handlers, load_sources
 from tracekit.auto.notes import note
-from tracekit.auto.step_window import StepWindow
 from tracekit.distributed import ProcessInfo, detect_process
-from tracekit.errors import MissingExtraError
-from tracekit.handlers.chrome_json import JSONTraceHandler
-from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.imports import act_on_imported
 from tracekit.recording.lifecycle import when_activated
 from tracekit.recording.profiler import Profiler, active_profiler
-from tracekit.sources.clock_sync import ClockSync
-from tracekit.sources.gpu import GPUProfiler
-from tracekit.sources.system import SystemProfiler
-from tracekit.sources.torch_profiler import TorchProfiler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tracekit.auto.options import RunOptions
-    from tracekit.handlers.base import TraceHandler
-    from tracekit.recording.source import Source
 
 logger = logging.getLogger("tracekit")
-
-_SEGMENT_BYTES: Final = 64 << 20
-_GPU_DRIVER: Final = "/dev/nvidiactl"
 
 
 class AutoRecorder:
@@ -150,9 +130,9 @@ class AutoRecorder:
         if threading.current_thread() is not threading.main_thread():
             settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
-            [*_handlers(options, process), *load_handlers(options.handlers)],
+            make_handlers(options, process),
             schedule,
-            sources=[*_sources(options, process, lambda: self.is_jax), *load_sources(options.sources)],
+            sources=make_sources(options, process, lambda: self.is_jax),
             process=process,
             **settings,
         )
@@ -247,60 +227,3 @@ def auto_recorder() -> AutoRecorder:
 
 def _who(process: ProcessInfo) -> dict[str, Any]:
     return {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
-
-
-def _handlers(options: RunOptions, process: ProcessInfo) -> list[TraceHandler]:
-    name = f"{options.folder}/rank{{rank}}-attempt{{attempt}}-pid{{pid}}"
-    if options.flight_recorder:
-        return [
-            FlightRecorder(f"{name}-{{dump}}.json", seconds=options.flight_recorder, on_close=True, excepthooks=True)
-        ]
-    limits: dict[str, Any] = {}
-    if not storage.is_remote(options.folder):
-        limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit // 2), "max_total_bytes": options.limit}
-    if options.merged:
-        limits |= {
-            "merged_filename": options.merged,
-            "merge_timeout": max(1.0, options.timeout),  # of 0 a handler makes nothing
-            "log_to": _available_service(options.log_to) if process.rank == 0 else None,  # rank 0 merges
-        }
-    return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
-
-
-def _available_service(service: str | None) -> str | None:
-    """Return the service if its library is installed. Otherwise log a warning; the recording goes on without it."""
-    if service is not None:
-        try:
-            check_service(service, "log_to=")
-        except MissingExtraError as error:
-            logger.warning("tracekit: the merged trace will not be logged: %s", error)
-            return None
-    return service
-
-
-def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], bool]) -> list[Source]:
-    sources: list[Source] = []
-    if importlib.util.find_spec("psutil") is not None:
-        sources.append(SystemProfiler())
-    if Path(_GPU_DRIVER).exists() and importlib.util.find_spec("pynvml") is not None:
-        sources.append(GPUProfiler())
-    if int(os.environ.get("LOCAL_WORLD_SIZE") or process.world_size) < process.world_size:  # several hosts
-        sources.append(ClockSync())
-    chosen = options.ranks is None or process.rank in options.ranks
-    if not chosen or not (options.steps or options.on_demand):
-        return sources
-    if "jax.profiler" in sys.modules:
-        from tracekit.auto.jax_window import JaxWindow
-
-        jax_traces = JaxWindow(f"{options.folder}/jax", with_stack=options.with_stack)
-        sources.append(StepWindow(jax_traces, options.steps, is_jax))
-    if "torch" in sys.modules and not is_jax():
-        torch_profiler = TorchProfiler(
-            f"{options.folder}/torch-rank{{rank}}-pid{{pid}}-{{batch}}.json.gz",
-            record_shapes=options.shapes,
-            profile_memory=options.memory,
-            with_stack=options.with_stack,
-        )
-        # A data loader of torch may start the recording of a script of JAX.
-        sources.append(StepWindow(torch_profiler, options.steps, lambda: not is_jax()))
-    return sources
