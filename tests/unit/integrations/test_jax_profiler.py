@@ -17,7 +17,7 @@ import pytest
 from tests.faults.processes import wait_until
 from tracekit import MemoryTraceHandler, Profiler, Timestamp
 from tracekit.errors import ConfigError, HandlerError
-from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, agreement, recorder
+from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, recorder, windows
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -574,7 +574,7 @@ def test_all_processes_record_the_same_steps(monkeypatch: pytest.MonkeyPatch, tm
     """J6: each has a clock of its own, and there each goes by that."""
     store = Store()
     numbers = iter([7, 7])  # the number of the profiler, the same in every process
-    monkeypatch.setattr(agreement, "_numbers", numbers)
+    monkeypatch.setattr(windows, "_numbers", numbers)
     loops = []
     heard = threading.Event()
     for index in range(2):
@@ -640,7 +640,7 @@ def test_without_jax_distributed_processes_do_not_go_by_their_own_clocks(
 
 def test_listening_ends_with_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = Store()
-    ended = agreement.Agreement(store, 1, lambda step: None)
+    ended = windows.Agreement(store, 1, lambda step: None)
     assert ended._thread is not None
     with store.changed:
         store.gone = True

@@ -17,10 +17,9 @@ from tracekit.arguments import check_path, check_whole
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
-from tracekit.integrations.jax.agreement import Agreement
 from tracekit.integrations.jax.annotations import coordination_client, import_jax
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import Windows
+from tracekit.integrations.jax.windows import Agreement, Windows
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.failures import Failures
 from tracekit.recording.profiler import active_profiler
