@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import Counts
-from tracekit.integrations.hooks import hook_forward, method_hook, model_hook, recorded_pass, watch
+from tracekit.integrations.hooks import hook_forward, method_hook, model_hook, recorded_pass, replace, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -98,10 +98,9 @@ class AcceleratorRecorder:
 
     def _replace(self, method: str, recorded: Callable[[Any], Any]) -> None:
         function = getattr(self._accelerator, method, None)
-        if function is None:
-            return
-        setattr(self._accelerator, method, method_hook(recorded(function), self._accelerator, method))
-        self._undo.callback(delattr, self._accelerator, method)
+        if function is not None:
+            hook = method_hook(recorded(function), self._accelerator, method)
+            replace(self._undo, self._accelerator, method, hook)
 
     def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)

@@ -209,8 +209,7 @@ class TracekitCallback(RunCallback):
             record_workers(self._at_end, trainer, profiler)
         self._counts_evaluation = self._stage != "fit" and int(profiler.timestamp.batch) == 0
         if self.hooks:
-            has_slices = isinstance(trainer.profiler, TracekitProfiler)
-            listener = NullListener() if has_slices else ActionSlices()
+            listener = NullListener() if isinstance(trainer.profiler, TracekitProfiler) else ActionSlices()
             # Other slices begin and end within actions.
             listen(self._at_end, trainer, listener, outermost=True)
         if found is None:
@@ -281,7 +280,9 @@ class TracekitCallback(RunCallback):
             self.profiler.report_failure("TracekitCallback", error)
             return
         if self.profiler.counts == "global":
-            replicas = _replicas(trainer)
+            # Fewer than all ranks load different data if a model is spread over several.
+            kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+            replicas = int(kwargs.get("num_replicas", trainer.world_size))
             samples, tokens = samples * replicas, tokens * replicas
         self._waiting = (self._waiting[0] + samples, self._waiting[1] + tokens)
 
@@ -296,7 +297,7 @@ class TracekitCallback(RunCallback):
     # ---- evaluation outside of training ---------------------------------------------------------------------------------
 
     def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *args: Any, **kwargs: Any
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Pass to the next batch, outside of training."""
         if self._counts_evaluation:
@@ -350,9 +351,3 @@ def records_hooks(trainer: Any) -> bool:
     return isinstance(trainer.profiler, TracekitProfiler) or any(
         isinstance(callback, TracekitCallback) and callback.hooks for callback in trainer.callbacks
     )
-
-
-def _replicas(trainer: Any) -> int:
-    """Return the number of ranks that load different data: fewer than all if a model is spread over several."""
-    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return int(kwargs.get("num_replicas", trainer.world_size))

@@ -148,9 +148,7 @@ class TimeProfiler(RunCallback):
         if not trainer.sanity_checking:
             self._timer.begin_batch()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any) -> None:
         """End the batch."""
         if not trainer.sanity_checking:
             self._timer.end_batch(samples_in(batch))
