@@ -1,4 +1,4 @@
-"""The trace handlers and sources of a process that ``tracekit run`` records, and those of other packages."""
+"""The trace handlers and sources of a process that ``tracekit run`` records, also those of other packages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_service
-from tracekit.auto.step_window import StepWindow
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.handlers.chrome_json import JSONTraceHandler
 from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.recording.options import ProfilerOptions
+from tracekit.recording.schedule import ProfilerAction
+from tracekit.recording.source import Source
 from tracekit.sources.clock_sync import ClockSync
 from tracekit.sources.gpu import GPUProfiler
 from tracekit.sources.system import SystemProfiler
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tracekit.auto.options import RunOptions
     from tracekit.distributed import ProcessInfo
     from tracekit.handlers.base import TraceHandler
-    from tracekit.recording.source import Source
+    from tracekit.recording.source import Recorder
 
 logger = logging.getLogger("tracekit")
 
@@ -118,3 +119,51 @@ def _entry_point(group: str, name: str) -> importlib.metadata.EntryPoint:
     if name not in known:
         raise ConfigError(f"no installed package has it; there are: {', '.join(sorted(known)) or 'none'}")
     return known[name]
+
+
+class StepWindow(Source):
+    """Gives a source a separate schedule: one window, after one batch of warm-up.
+
+    Args:
+        source: The source.
+        steps: The first batch of the window, and the batch after its last one; None keeps the schedule of the recording.
+        is_on: Returns False while the source is to record nothing.
+    """
+
+    def __init__(self, source: Source, steps: tuple[int, int] | None, is_on: Callable[[], bool] = lambda: True) -> None:
+        self._source = source
+        self._steps = steps
+        self._is_on = is_on
+        self._recorder: Recorder | None = None
+        self._action = ProfilerAction.SKIP
+
+    def check(self, recorder: Recorder) -> None:
+        """Check the source."""
+        self._source.check(recorder)
+
+    def open(self, recorder: Recorder, action: ProfilerAction) -> None:
+        """Open the source with the action of the window."""
+        self._recorder = recorder
+        self._action = self._now(recorder, action)
+        self._source.open(recorder, self._action)
+
+    def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
+        """Pass to the next batch."""
+        assert self._recorder is not None, "opened before"
+        before, self._action = self._action, self._now(self._recorder, action)
+        self._source.step(before, self._action)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+    def _now(self, recorder: Recorder, action: ProfilerAction) -> ProfilerAction:
+        if not self._is_on():
+            return ProfilerAction.SKIP
+        if self._steps is None:
+            return action
+        first, end = self._steps
+        batch = int(recorder.timestamp.batch)
+        if first <= batch < end:
+            return ProfilerAction.ACTIVE_AND_SAVE if batch == end - 1 else ProfilerAction.ACTIVE
+        return ProfilerAction.WARMUP if batch == first - 1 else ProfilerAction.SKIP
