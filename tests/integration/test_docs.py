@@ -16,7 +16,7 @@ import pytest
 from tests.native.cores import project
 from tests.unit.test_layers import FOUNDATION, MAY_USE
 from tracekit import JSONTraceHandler, Profiler
-from tracekit.auto.configuration import DEFAULTS, OPTIONS, READERS
+from tracekit.auto.options import DEFAULTS, OPTIONS, READERS
 from tracekit.cli import make_parser
 from tracekit.recording.options import SETTINGS
 

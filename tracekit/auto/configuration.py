@@ -5,113 +5,34 @@ The command line is above the variables, and these above the file.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import parse_ranks, parse_steps, read_log_service, read_seconds, resolve_path
+from tracekit.auto.notes import OPTIONS_VARIABLE
+from tracekit.auto.options import DEFAULTS, FLAGS, OPTIONS, READERS, RunOptions
 from tracekit.errors import ConfigError
-from tracekit.recording.options import SETTINGS, ProfilerOptions
 from tracekit.wording import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
 _NAMES: Final = ("tracekit.toml", "pyproject.toml")
 _EXCLUSIVE: Final = ("on_demand", "flight_recorder")
-_SIZE: Final = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(MB|GB|TB)")
-_UNIT_BYTES: Final = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
-_MIN_BYTES: Final = 10**6
 
 
-def read_size(text: str) -> int:
-    """Return the bytes of a size such as ``500MB``."""
-    match = _SIZE.fullmatch(text)
-    size = round(float(match[1]) * _UNIT_BYTES[match[2]]) if match else 0
-    if size < _MIN_BYTES:
-        raise ConfigError(f"{text!r} is not a size from 1MB on, such as 500MB or 2GB")
-    return size
+def options_of_process() -> RunOptions:
+    """Return the options of this process: those that ``tracekit run`` passes, else those of files and variables.
 
-
-def read_steps(text: str) -> tuple[int, int]:
-    """Return the first step, and the one after the last, of a text such as ``20:25``."""
-    try:
-        first, end = parse_steps("--steps", text)
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("--steps ")) from None
-    if end is None:
-        raise ConfigError(f"{text}: name the end as well, such as 20:25")
-    if (first or 0) >= end:
-        raise ConfigError(f"{text}: the end must be after the begin, such as 20:25")
-    return first or 0, end
-
-
-def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks of a list such as ``0,8-15``."""
-    try:
-        return parse_ranks("--ranks", text)
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("--ranks ")) from None
-
-
-def read_names(text: str) -> tuple[str, ...]:
-    """Return the names of a list such as ``a,b``."""
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise ConfigError(f"{text!r} is not a list of names, such as a,b")
-    return names
-
-
-def read_setting(name: str, text: str) -> Any:
-    """Return a plain option of a `Profiler`."""
-    value: Any = text
-    for kind in (float, int):
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-    ProfilerOptions(**{name: value})
-    return value
-
-
-FLAGS: Final = ("merge", "with_stack", "memory", "shapes", "on_demand", "private", "record_batches")
-"""Options that are true or false."""
-
-READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "folder": resolve_path,
-    "log_to": read_log_service,
-    "timeout": read_seconds,
-    "limit": read_size,
-    "steps": read_steps,
-    "ranks": read_ranks,
-    "flight_recorder": read_seconds,
-    "handlers": read_names,
-    "sources": read_names,
-    **{name: functools.partial(read_setting, name) for name in SETTINGS if name not in FLAGS},
-}
-"""The function that reads the text of each other option. It raises ConfigError for a wrong one."""
-
-DEFAULTS: Final[Mapping[str, Any]] = {
-    "folder": "traces/{run_id}",
-    "merge": True,
-    "log_to": None,
-    "timeout": 60.0,
-    "limit": 2 * 10**9,
-    "steps": None,
-    "ranks": None,
-    "with_stack": False,
-    "memory": False,
-    "shapes": False,
-    "on_demand": False,
-    "flight_recorder": 0.0,
-    "handlers": (),
-    "sources": (),
-}
-"""Values of the options that nobody gives. Those of the `Profiler` have their own."""
-
-OPTIONS: Final = (*DEFAULTS, *SETTINGS)
+    Raises:
+        ConfigError: A file or variable is wrong.
+    """
+    passed = os.environ.get(OPTIONS_VARIABLE)
+    if passed:
+        return RunOptions.from_json(passed)
+    chosen, _ = read_options(Path.cwd(), os.environ)
+    return RunOptions.of(chosen, merged=f"{chosen['folder']}/merged-{{attempt}}.json.gz" if chosen["merge"] else "")
 
 
 def read_options(

@@ -20,13 +20,11 @@ def hook_frameworks(recorder: AutoRecorder) -> None:
     """Add a callback to each Trainer while it works."""
 
     def hook_transformers(module: ModuleType) -> None:
-        make = functools.partial(_transformers_callback, recorder)
-        _hook(recorder, module.Trainer, "train", make, attrgetter("callback_handler.callbacks"))
+        _hook(recorder, module.Trainer, "train", _transformers_callback, attrgetter("callback_handler.callbacks"))
 
     def hook_lightning(module: ModuleType) -> None:
-        make = functools.partial(_lightning_callback, recorder)
         for name in ("fit", "validate", "test", "predict"):
-            _hook(recorder, module.Trainer, name, make, attrgetter("callbacks"))
+            _hook(recorder, module.Trainer, name, _lightning_callback, attrgetter("callbacks"))
 
     when_imported("transformers.trainer", hook_transformers)
     for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"):
@@ -34,11 +32,7 @@ def hook_frameworks(recorder: AutoRecorder) -> None:
 
 
 def _hook(
-    recorder: AutoRecorder,
-    trainer: Any,
-    name: str,
-    make: Callable[[], Any],
-    callbacks_of: Callable[[Any], list[Any]],
+    recorder: AutoRecorder, trainer: Any, name: str, make: Callable[..., Any], callbacks_of: Callable[[Any], list[Any]]
 ) -> None:
     """Replace a method of a Trainer's class by one that runs with a callback; the list of callbacks may be replaced in it."""
     original = getattr(trainer, name)
@@ -58,14 +52,14 @@ def _hook(
     setattr(trainer, name, called)
 
 
-def _in_framework(recorder: AutoRecorder, make: Callable[[], Any], callbacks: list[Any]) -> Any:
+def _in_framework(recorder: AutoRecorder, make: Callable[..., Any], callbacks: list[Any]) -> Any:
     """Add a callback; return None if the script has one, or if nothing can be recorded."""
     if recorder.framework or any(type(found).__name__ == "TracekitCallback" for found in callbacks):
         return None
     if recorder.running(start=True) is None:
         return None
     try:
-        callback = make()
+        callback = make(recorder)
     except Exception:  # noqa: BLE001 - then the hooks of torch record
         return None
     callbacks.append(callback)

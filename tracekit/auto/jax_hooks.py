@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def instrument(profiler_module: ModuleType) -> None:
-    """Install the hooks. Called once, at the end of the import of ``jax.profiler``.
-
-    Args:
-        profiler_module: ``jax.profiler``.
-    """
+    """Install the hooks. Called once, at the end of the import of ``jax.profiler``."""
     recorder = auto_recorder()
     annotation, step_annotation = profiler_module.TraceAnnotation, profiler_module.StepTraceAnnotation
     make, enter, leave = annotation.__init__, annotation.__enter__, annotation.__exit__

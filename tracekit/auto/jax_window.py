@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import TraceConfig, Windows
+from tracekit.integrations.jax.windows import Held
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
 
@@ -30,7 +30,7 @@ class JaxWindow(Source):
     def __init__(self, folder: str, *, with_stack: bool) -> None:
         self._folder = folder
         self._with_stack = with_stack
-        self._windows = Windows(TraceConfig())
+        self._begin_batch = 0
         self._recorder: Recorder | None = None
         self._traces: TraceRecorder | None = None
         self._given_up = False
@@ -63,25 +63,23 @@ class JaxWindow(Source):
             self._traces = self._new_traces(recorder)
         if self._traces.is_tracing:
             return
-        batch = int(recorder.timestamp.batch)
-        self._windows.reach(batch)
+        self._begin_batch = int(recorder.timestamp.batch)
         try:
-            self._traces.start(batch)
+            self._traces.start(self._begin_batch)
         except Exception as error:  # noqa: BLE001 - JAX may raise any exception, such as for a trace of the script
             self._given_up = True
             recorder.report_failure("jax.profiler", error)
 
     def _end(self, recorder: Recorder, *, wait: bool) -> None:
         if self._traces is not None and self._traces.is_tracing:
-            self._windows.reach(int(recorder.timestamp.batch))
+            steps = int(recorder.timestamp.batch) - self._begin_batch
             # The last steps may still be computed on the devices.
-            self._traces.stop(_live_arrays if wait else None)
+            self._traces.stop(Held(self._begin_batch + 1, steps, steps), _live_arrays if wait else None)
 
     def _new_traces(self, recorder: Recorder) -> TraceRecorder:
         return TraceRecorder(
             jax=sys.modules["jax"],
             log_dir=recorder.format_path(self._folder),
-            windows=self._windows,
             report=lambda error: recorder.report_failure("jax.profiler", error),
             clock=SYSTEM_CLOCK,
             process=recorder.process,

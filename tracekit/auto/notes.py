@@ -14,16 +14,7 @@ OPTIONS_VARIABLE: Final = "TRACEKIT_AUTO_OPTIONS"
 
 
 def note(name: str, content: dict[str, Any] | None = None, *, exclusive: bool = False) -> bool:
-    """Leave a note for ``tracekit run``. Never raises.
-
-    Args:
-        name: The name of the note. One that exists is replaced.
-        content: Its content.
-        exclusive: Leave an existing note alone.
-
-    Returns:
-        False if the note exists and ``exclusive`` is set.
-    """
+    """Leave a note for ``tracekit run``, or replace it; return False for one that exists and is ``exclusive``. Never raises."""
     try:
         folder = json.loads(os.environ[OPTIONS_VARIABLE])["notes"]
         if not folder:
@@ -39,7 +30,7 @@ def note(name: str, content: dict[str, Any] | None = None, *, exclusive: bool = 
     except FileExistsError:
         return False
     except (OSError, KeyError, ValueError):
-        return True
+        pass
     return True
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import sys
@@ -13,36 +12,18 @@ import threading
 import weakref
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from tracekit import storage
-from tracekit.arguments import check_service
-from tracekit.auto.extensions import load_handlers, load_sources
+from tracekit.auto.components import make_handlers, make_sources
+from tracekit.auto.configuration import options_of_process
 from tracekit.auto.notes import note
-from tracekit.auto.options import RunOptions
-from tracekit.auto.step_window import StepWindow
 from tracekit.distributed import ProcessInfo, detect_process
-from tracekit.errors import MissingExtraError
-from tracekit.handlers.chrome_json import JSONTraceHandler
-from tracekit.handlers.flight_recorder import FlightRecorder
 from tracekit.imports import act_on_imported
 from tracekit.recording.lifecycle import when_activated
 from tracekit.recording.profiler import Profiler, active_profiler
-from tracekit.sources.clock_sync import ClockSync
-from tracekit.sources.gpu import GPUProfiler
-from tracekit.sources.system import SystemProfiler
-from tracekit.sources.torch_profiler import TorchProfiler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tracekit.handlers.base import TraceHandler
-    from tracekit.recording.source import Source
 
 logger = logging.getLogger("tracekit")
-
-_SEGMENT_BYTES: Final = 64 << 20
-_GPU_DRIVER: Final = "/dev/nvidiactl"
 
 
 class AutoRecorder:
@@ -138,20 +119,20 @@ class AutoRecorder:
         data = sys.modules.get("torch.utils.data")
         if data is not None and data.get_worker_info() is not None:
             return None  # a worker records by its parent
-        options = RunOptions.from_environment()
+        options = options_of_process()
         process = self._identity()
         schedule = None
         if options.on_demand:
             from tracekit.capture.on_demand import on_demand
 
             schedule = on_demand(f"{options.folder}/control")
-        settings = {"sigterm_grace": 5.0 if options.flight_recorder_s else None, **options.profiler}
-        if not _on_main_thread():
+        settings = {"sigterm_grace": 5.0 if options.flight_recorder else None, **options.profiler}
+        if threading.current_thread() is not threading.main_thread():
             settings["sigterm_grace"] = None  # it needs the main thread
         profiler = Profiler(
-            [*_handlers(options, process), *load_handlers(options.handlers)],
+            make_handlers(options, process),
             schedule,
-            sources=[*_sources(options, process, lambda: self.is_jax), *load_sources(options.sources)],
+            sources=make_sources(options, process, lambda: self.is_jax),
             process=process,
             **settings,
         )
@@ -161,8 +142,7 @@ class AutoRecorder:
         utilities: Any = sys.modules.get("multiprocessing.util")
         if utilities is not None:  # a child of multiprocessing runs these only
             utilities.Finalize(None, self.stop, exitpriority=0)
-        content = {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
-        note(f"recorded-{os.getpid()}", content)
+        note(f"recorded-{os.getpid()}", _who(process))
         return profiler
 
     def _identity(self) -> ProcessInfo:
@@ -185,11 +165,10 @@ class AutoRecorder:
         if self.is_pending:
             profiler.step()
         profiler.stop()
-        process, stats, handlers = profiler.process, profiler.stats, profiler.trace_handlers
-        content = {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}
-        content |= {"steps": int(profiler.timestamp.batch), "lost": {**stats.dropped, **stats.failures}}
-        content["removed_bytes"] = sum(getattr(handler, "removed", {}).get("bytes", 0) for handler in handlers)
-        note(f"recorded-{os.getpid()}", content)
+        removed = [getattr(handler, "removed", {}).get("bytes", 0) for handler in profiler.trace_handlers]
+        lost = {**profiler.stats.dropped, **profiler.stats.failures}
+        found = {"steps": int(profiler.timestamp.batch), "lost": lost, "removed_bytes": sum(removed)}
+        note(f"recorded-{os.getpid()}", {**_who(profiler.process), **found})
 
     def _after_fork(self) -> None:
         if self._profiler is not None:
@@ -246,62 +225,5 @@ def auto_recorder() -> AutoRecorder:
     return AutoRecorder()
 
 
-def _handlers(options: RunOptions, process: ProcessInfo) -> list[TraceHandler]:
-    name = f"{options.folder}/rank{{rank}}-attempt{{attempt}}-pid{{pid}}"
-    if options.flight_recorder_s:
-        return [
-            FlightRecorder(f"{name}-{{dump}}.json", seconds=options.flight_recorder_s, on_close=True, excepthooks=True)
-        ]
-    limits: dict[str, Any] = {}
-    if not storage.is_remote(options.folder):
-        limits = {"rotate_bytes": min(_SEGMENT_BYTES, options.limit_bytes // 2), "max_total_bytes": options.limit_bytes}
-    if options.merged:
-        limits |= {
-            "merged_filename": options.merged,
-            "merge_timeout": max(1.0, options.merge_timeout_s),  # of 0 a handler makes nothing
-            "log_to": _available_service(options.log_to) if process.rank == 0 else None,  # rank 0 merges
-        }
-    return [JSONTraceHandler(f"{name}-part{{part:04d}}.json", **limits)]
-
-
-def _available_service(service: str | None) -> str | None:
-    """Return the service if its library is installed. Otherwise log a warning; the recording goes on without it."""
-    if service is not None:
-        try:
-            check_service(service, "log_to=")
-        except MissingExtraError as error:
-            logger.warning("tracekit: the merged trace will not be logged: %s", error)
-            return None
-    return service
-
-
-def _sources(options: RunOptions, process: ProcessInfo, is_jax: Callable[[], bool]) -> list[Source]:
-    sources: list[Source] = []
-    if importlib.util.find_spec("psutil") is not None:
-        sources.append(SystemProfiler())
-    if Path(_GPU_DRIVER).exists() and importlib.util.find_spec("pynvml") is not None:
-        sources.append(GPUProfiler())
-    if int(os.environ.get("LOCAL_WORLD_SIZE") or process.world_size) < process.world_size:  # several hosts
-        sources.append(ClockSync())
-    chosen = options.ranks is None or process.rank in options.ranks
-    if not chosen or not (options.steps or options.on_demand):
-        return sources
-    if "jax.profiler" in sys.modules:
-        from tracekit.auto.jax_window import JaxWindow
-
-        jax_traces = JaxWindow(f"{options.folder}/jax", with_stack=options.with_stack)
-        sources.append(StepWindow(jax_traces, options.steps, is_jax))
-    if "torch" in sys.modules and not is_jax():
-        torch_profiler = TorchProfiler(
-            f"{options.folder}/torch-rank{{rank}}-pid{{pid}}-{{batch}}.json.gz",
-            record_shapes=options.shapes,
-            profile_memory=options.memory,
-            with_stack=options.with_stack,
-        )
-        # A data loader of torch may start the recording of a script of JAX.
-        sources.append(StepWindow(torch_profiler, options.steps, lambda: not is_jax()))
-    return sources
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+def _who(process: ProcessInfo) -> dict[str, Any]:
+    return {"rank": process.rank, "world_size": process.world_size, "run_id": process.run_id}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
+from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -13,7 +14,7 @@ from tracekit.imports import when_imported
 from tracekit.recording.lifecycle import marker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
     from tracekit.auto.recorder import AutoRecorder
@@ -26,12 +27,7 @@ class RootModules:
 
     A global module hook would see all modules, and would break every graph of torch.compile.
 
-    Args:
-        torch: torch.
-        recorder: The recorder.
-
     Attributes:
-        recorder: The recorder.
         is_compiling: Returns True while a graph is traced; to Dynamo, the constant True.
         is_inside: True during the call of a module that is recorded.
         forward, evaluation: The markers.
@@ -99,12 +95,8 @@ class RootModules:
 
         @functools.wraps(compile_in_place)
         def compiled(module: Any, *args: Any, **kwargs: Any) -> None:
-            was_hooked = self._unhook(module)
-            try:
+            with self._unhooked([module]):
                 compile_in_place(module, *args, **kwargs)
-            finally:
-                if was_hooked:
-                    self._guarded(self._hook)(module)
 
         @functools.wraps(replicate)
         def replicated(module: Any) -> Any:
@@ -120,15 +112,19 @@ class RootModules:
 
         @functools.wraps(script)
         def scripted(target: Any, *args: Any, **kwargs: Any) -> Any:
-            modules = target.modules() if isinstance(target, self._module_type) else ()
-            unhooked = [module for module in list(modules) if self._unhook(module)]
-            try:
+            with self._unhooked(list(target.modules()) if isinstance(target, self._module_type) else []):
                 return script(target, *args, **kwargs)
-            finally:
-                for module in unhooked:
-                    self._guarded(self._hook)(module)
 
         jit.script = scripted
+
+    @contextmanager
+    def _unhooked(self, modules: list[Any]) -> Iterator[None]:
+        unhooked = [module for module in modules if self._unhook(module)]
+        try:
+            yield
+        finally:
+            for module in unhooked:
+                self._guarded(self._hook)(module)
 
     def _hook(self, module: Any) -> None:
         attributes = module.__dict__

@@ -24,35 +24,20 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from tracekit.auto.recorder import AutoRecorder
-    from tracekit.recording.profiler import Profiler
 
 _COLLECTIVES: Final = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
+    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv"),
+    *("broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv"),
+    *(
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "send",
+    ),
 )
 
 
@@ -65,11 +50,20 @@ def instrument(torch: ModuleType) -> None:
     torch.autograd.backward = untraced(torch.autograd.backward, "backward", recorder, start)  # Tensor.backward calls it
     _hook_loaders(torch, recorder)
 
-    def replace(modules: list[ModuleType], name: str, slices: str, categories: tuple[str, ...] = ()) -> None:
+    def replace(modules: list[ModuleType], name: str, slice_name: str, categories: tuple[str, ...] = ()) -> None:
+        """Replace a function by one with a slice for each call; Dynamo traces the function without it."""
         original = getattr(modules[0], name, None)
         if original is None:
             return
-        recorded = _recorded(original, slices, recorder, recorder.running, categories, is_compiling)
+        slices = marker(slice_name, categories)
+
+        @functools.wraps(original)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or (recorder.loop != get_ident() and recorder.running() is None):
+                return original(*args, **kwargs)
+            with slices:
+                return original(*args, **kwargs)
+
         for module in modules:
             if getattr(module, name, None) is original:
                 setattr(module, name, recorded)
@@ -85,36 +79,6 @@ def instrument(torch: ModuleType) -> None:
 
     when_imported("torch.distributed.checkpoint", hook_checkpoints)
     hook_frameworks(recorder)
-
-
-def _recorded(
-    function: Callable[..., Any],
-    name: str,
-    recorder: AutoRecorder,
-    find_profiler: Callable[[], Profiler | None],
-    categories: tuple[str, ...],
-    is_compiling: Callable[[], bool],
-) -> Callable[..., Any]:
-    """Return a function with a slice for each call that is recorded; Dynamo traces the function without it.
-
-    Args:
-        function: The function.
-        name: The name of the slices.
-        recorder: The recorder. It records the calls of its loop.
-        find_profiler: Returns None for another call that is not recorded.
-        categories: The categories of the slices.
-        is_compiling: Returns True while Dynamo traces the function.
-    """
-    slices = marker(name, categories)
-
-    @functools.wraps(function)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or (recorder.loop != get_ident() and find_profiler() is None):
-            return function(*args, **kwargs)
-        with slices:
-            return function(*args, **kwargs)
-
-    return recorded
 
 
 def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Callable[[], bool]) -> None:

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 def untraced(
     function: Callable[..., Any], name: str, recorder: AutoRecorder, find_profiler: Callable[[], Profiler | None]
 ) -> Callable[..., Any]:
-    """Return a function with a slice for each call that is recorded.
-
-    Args:
-        function: A function that Dynamo never traces.
-        name: The name of the slices.
-        recorder: The recorder. It records the calls of its loop.
-        find_profiler: Returns None for another call that is not recorded.
-    """
+    """Return a function with a slice for each call of the loop, and for others where there is a profiler for them."""
     slices = marker(name)
 
     @functools.wraps(function)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import tempfile
 from pathlib import Path
@@ -12,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit import storage
 from tracekit.arguments import check_service, resolve_path
 from tracekit.auto import bootstrap
-from tracekit.auto.configuration import (
+from tracekit.auto.configuration import read_options
+from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
+from tracekit.auto.options import (
     FLAGS,
     READERS,
+    RunOptions,
+    check_folder,
     read_names,
-    read_options,
     read_ranks,
     read_size,
     read_steps,
 )
-from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
-from tracekit.auto.options import RunOptions, folder_template
 from tracekit.auto.start import AUTO_VARIABLE
 from tracekit.cli.arguments import add_log_to, add_output, as_argument, seconds
 from tracekit.cli.run_process import end_like, run_command
@@ -142,7 +142,8 @@ def run(args: argparse.Namespace) -> int:
     chosen, file = read_options(Path.cwd(), os.environ, given)
     vars(args).update(chosen)
     run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
-    folder = _absolute(folder_template(args.folder).replace("{run_id}", safe_text(run_id)))
+    check_folder(args.folder)
+    folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
     output = args.output or f"{folder}/merged.json.gz"
     if "log_to" in given and not args.merge:
         raise CommandError("--log-to logs the merged trace; leave --no-merge out", USAGE)
@@ -203,7 +204,7 @@ def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, no
             if given.get(name):
                 option = f"--{name.replace('_', '-')}"
                 raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", USAGE)
-    return dataclasses.replace(RunOptions.of(vars(args)), folder=folder, notes=notes)
+    return RunOptions.of(vars(args), folder=folder, notes=notes)
 
 
 def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import Counts
-from tracekit.integrations.hooks import method_hook, model_hook, recorded_pass, watch
+from tracekit.integrations.hooks import hook_forward, method_hook, model_hook, recorded_pass, replace, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import TracebackType
 
     from tracekit.recording.profiler import Profiler
 
@@ -76,9 +75,7 @@ class AcceleratorRecorder:
     def __enter__(self) -> AcceleratorRecorder:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -101,10 +98,9 @@ class AcceleratorRecorder:
 
     def _replace(self, method: str, recorded: Callable[[Any], Any]) -> None:
         function = getattr(self._accelerator, method, None)
-        if function is None:
-            return
-        setattr(self._accelerator, method, method_hook(recorded(function), self._accelerator, method))
-        self._undo.callback(delattr, self._accelerator, method)
+        if function is not None:
+            hook = method_hook(recorded(function), self._accelerator, method)
+            replace(self._undo, self._accelerator, method, hook)
 
     def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
@@ -124,27 +120,22 @@ class AcceleratorRecorder:
         except TypeError:  # a list, a number ...: nothing that is recorded
             return
         if hasattr(prepared, "register_forward_pre_hook"):
-            before = prepared.register_forward_pre_hook(model_hook(self._before_forward))
-            after = prepared.register_forward_hook(model_hook(self._after_forward), always_call=True)
-            self._undo.callback(before.remove)
-            self._undo.callback(after.remove)
+            hook_forward(self._undo, prepared, self._before_forward, self._after_forward)
         elif hasattr(prepared, "param_groups"):
             # The hooks of torch's optimizer are called for the steps that are made, and not while gradients accumulate.
             optimizer = getattr(prepared, "optimizer", prepared)
             with suppress(AttributeError):  # of another library
-                before = optimizer.register_step_pre_hook(model_hook(self._before_step))
-                after = optimizer.register_step_post_hook(model_hook(self._after_step))
-                self._undo.callback(before.remove)
-                self._undo.callback(after.remove)
+                self._undo.callback(optimizer.register_step_pre_hook(model_hook(self._before_step)).remove)
+                self._undo.callback(optimizer.register_step_post_hook(model_hook(self._after_step)).remove)
         elif hasattr(prepared, "dataset"):
             self._undo.callback(watch(prepared, self._pass))
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 
-    def _before_forward(self, module: Any, _args: Any) -> None:
+    def _before_forward(self, module: Any, *_: Any) -> None:
         self._forward(module).start()
 
-    def _after_forward(self, module: Any, _args: Any, _output: Any) -> None:
+    def _after_forward(self, module: Any, *_: Any) -> None:
         self._forward(module).finish()
 
     def _forward(self, module: Any) -> Any:

@@ -47,6 +47,12 @@ def method_hook(function: Callable[..., Any], owner: object, name: str) -> Hook:
     return Hook(function, owner, name)
 
 
+def hook_forward(undo: ExitStack, model: Any, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    """Call functions before and after each forward pass of a model, also one that raises, until ``undo`` closes."""
+    undo.callback(model.register_forward_pre_hook(model_hook(before), with_kwargs=True).remove)
+    undo.callback(model.register_forward_hook(model_hook(after), always_call=True).remove)
+
+
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
     """Replace a method until ``undo`` closes, unless the instance has one of its own, or takes no attributes."""
     if name not in getattr(owner, "__dict__", {name: None}):

@@ -14,7 +14,7 @@ from transformers.utils.import_utils import is_torchdynamo_compiling
 
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import Counts
-from tracekit.integrations.hooks import model_hook, recorded_pass, watch
+from tracekit.integrations.hooks import hook_forward, recorded_pass, watch
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.timestamp import Timestamp
 
@@ -194,10 +194,7 @@ class TracekitCallback(TrainerCallback):
         loader = named.get("train_dataloader")
         self._begin("train")
         if hasattr(model, "register_forward_pre_hook"):
-            before = model.register_forward_pre_hook(model_hook(self._before_forward), with_kwargs=True)
-            after = model.register_forward_hook(model_hook(self._after_forward), always_call=True)
-            self._undo.callback(before.remove)
-            self._undo.callback(after.remove)
+            hook_forward(self._undo, model, self._before_forward, self._after_forward)
         if loader is not None:
             self._undo.callback(watch(loader, self._pass))
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.auto.configuration import OPTIONS, overlay, read_environment, read_file
+from tracekit.auto.configuration import overlay, read_environment, read_file
+from tracekit.auto.options import OPTIONS
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,12 +12,15 @@ from tracekit import imports
 from tracekit.imports import act_on_imported, when_imported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package that can be imported, and a finder that has not left, which other tests do to the one of the process."""
+    monkeypatch.setattr(imports, "_finder", imports._Finder())
     name = "waited_for_package"
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("from waited_for_package import inner\nvalue = inner.value + 1\n")
@@ -25,7 +28,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(tmp_path)
     for module in [found for found in sys.modules if found.startswith(name)]:
         monkeypatch.delitem(sys.modules, module)
-    return name
+    yield name
+    act_on_imported()
 
 
 def test_an_action_gets_the_complete_module_once(package: str) -> None:
@@ -62,11 +66,8 @@ def test_a_failing_action_or_an_absent_module_leaves_the_import_and_the_other_ac
         importlib.import_module(f"{package}.absent")
 
 
-def test_after_the_watch_no_finder_is_left_and_actions_run_at_the_next_call(
-    package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finder = imports._Finder()
-    monkeypatch.setattr(imports, "_finder", finder)
+def test_after_the_watch_no_finder_is_left_and_actions_run_at_the_next_call(package: str) -> None:
+    finder: Any = imports._finder
     seen: list[int] = []
     when_imported(f"{package}.inner", lambda module: seen.append(module.value))
     assert finder in sys.meta_path
@@ -81,7 +82,6 @@ def test_after_the_watch_no_finder_is_left_and_actions_run_at_the_next_call(
 
 
 def test_a_module_in_the_middle_of_its_import_is_acted_on_later(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "_finder", imports._Finder())
     act_on_imported()
     seen: list[str] = []
     when_imported(package, lambda module: seen.append(module.__name__))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tracekit.auto.configuration import options_of_process
 from tracekit.auto.notes import OPTIONS_VARIABLE, note, read_notes
 from tracekit.auto.options import RunOptions
 from tracekit.cli.run_result import RecordedRun, plan_merge, summary_sentences
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def test_options_come_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = RunOptions(folder="a", steps=(2, 5), ranks=(0, 3), shapes=True, flight_recorder_s=2.5)
+    options = RunOptions(folder="a", steps=(2, 5), ranks=(0, 3), shapes=True, flight_recorder=2.5)
     monkeypatch.setenv(OPTIONS_VARIABLE, options.to_json())
-    assert RunOptions.from_environment() == options
+    assert options_of_process() == options
     newer = json.dumps({**json.loads(options.to_json()), "unknown": 1})
     monkeypatch.setenv(OPTIONS_VARIABLE, newer)
-    assert RunOptions.from_environment() == options
+    assert options_of_process() == options
     monkeypatch.delenv(OPTIONS_VARIABLE)
-    assert RunOptions.from_environment().merged == "traces/{run_id}/merged-{attempt}.json.gz"
+    assert options_of_process().merged == "traces/{run_id}/merged-{attempt}.json.gz"
 
 
 def test_notes_are_read_again_exclusive_ones_once_and_cost_nothing_where_nobody_reads(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tracekit import MemoryTraceHandler, Profiler, ProfilerAction, cyclic_schedule
+from tracekit.auto.components import StepWindow
 from tracekit.auto.recorder import AutoRecorder
-from tracekit.auto.step_window import StepWindow
 from tracekit.recording.source import Source
 
 if TYPE_CHECKING:

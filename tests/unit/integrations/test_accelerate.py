@@ -54,3 +54,15 @@ def test_recorder_makes_slices_and_steps_of_a_prepared_loop_and_leaves_it_as_it_
         "eval forward": 1,
     }
     assert vars(accelerator) == {}
+
+
+def test_two_recorders_of_one_accelerator_leave_it_as_it_was() -> None:
+    accelerator, memory = FakeAccelerator(), MemoryTraceHandler()
+    with (
+        Profiler(memory, rank=0) as profiler,
+        AcceleratorRecorder(accelerator, profiler),
+        AcceleratorRecorder(accelerator, profiler),
+    ):
+        accelerator.backward(torch.ones(1, requires_grad=True).sum())
+    assert vars(accelerator) == {}
+    assert [start.label.name for start, _ in memory.slices] == ["backward"]

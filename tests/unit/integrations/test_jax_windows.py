@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.distributed import detect_process
-from tracekit.integrations.jax.windows import Decision, TraceConfig, Windows
+from tracekit.integrations.jax import JaxProfilerConfig
+from tracekit.integrations.jax.windows import Windows
 
 if TYPE_CHECKING:
     import pytest
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
 MINUTE_NS = 60_000_000_000
 
 
-def run(config: TraceConfig, first: int, minutes: list[int], cuts: set[int]) -> list[tuple[int, int, bool]]:
+def run(config: JaxProfilerConfig, first: int, minutes: list[int], cuts: set[int]) -> list[tuple[int, int, bool]]:
     """Play a training; returns the traces: the steps after which they begin and end, and whether they were cut."""
     windows, now_ns, begin = Windows(config), 0, -1
     traces = []
     for step, passed in enumerate(minutes, first):
         now_ns += passed * MINUTE_NS
         decision = windows.after_step(step, 0, now_ns)
-        if decision is Decision.START:
+        if decision == "start":
             assert begin < 0
             windows.started()
             begin = step
-        elif decision is Decision.STOP:
+        elif decision == "stop":
             assert begin >= 0
             held = windows.ended(now_ns)
             assert (held.first, held.steps, held.again) == (begin + 1, step - begin, False)
@@ -44,7 +45,7 @@ def run(config: TraceConfig, first: int, minutes: list[int], cuts: set[int]) -> 
 
 
 configs = st.builds(
-    TraceConfig,
+    JaxProfilerConfig,
     every_n_steps=st.sampled_from([-1, 1, 7]),
     profile_every_n_minutes=st.sampled_from([-1, 0, 3, 60]),
     profile_first_step=st.integers(0, 40),
@@ -54,7 +55,7 @@ configs = st.builds(
 
 @given(configs, st.integers(1, 60), st.lists(st.integers(0, 5), max_size=120), st.sets(st.integers(1, 180), max_size=6))
 def test_no_trace_is_shorter_or_much_longer_than_it_should_be(
-    config: TraceConfig, first: int, minutes: list[int], cuts: set[int]
+    config: JaxProfilerConfig, first: int, minutes: list[int], cuts: set[int]
 ) -> None:
     number = config.profile_n_steps
     for begin, end, cut in run(config, first, minutes, cuts):
@@ -63,7 +64,9 @@ def test_no_trace_is_shorter_or_much_longer_than_it_should_be(
 
 
 @given(configs, st.integers(1, 60), st.lists(st.integers(0, 5), max_size=120))
-def test_the_steps_that_are_asked_for_are_recorded_whole(config: TraceConfig, first: int, minutes: list[int]) -> None:
+def test_the_steps_that_are_asked_for_are_recorded_whole(
+    config: JaxProfilerConfig, first: int, minutes: list[int]
+) -> None:
     """Also in a resumed run, which asks for those after its first one."""
     begin = max(config.profile_first_step, first)
     end = begin + config.profile_n_steps

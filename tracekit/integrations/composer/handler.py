@@ -104,20 +104,15 @@ class LoopState:
         self.run_name = run_name
         self._real = real
 
-    @property
-    def profiler(self) -> Any:
-        """The profiler that records: that of the Trainer, else the active one of tracekit."""
-        return getattr(self._real, "profiler", None) or active_profiler()
-
-    @property
-    def dataloader_len(self) -> Any:
-        """The number of batches in an epoch, where it is known."""
-        return getattr(self._real, "dataloader_len", None)
-
     def __getattr__(self, name: str) -> Any:
-        if self.__dict__.get("_real") is None:
+        real = self.__dict__.get("_real")
+        if name == "profiler":  # without one of Composer's, the active one of tracekit
+            return getattr(real, name, None) or active_profiler()
+        if name == "dataloader_len":
+            return getattr(real, name, None)
+        if real is None:
             raise AttributeError(f"the state has no {name!r}: no Composer Trainer runs this loop")
-        return getattr(self._real, name)
+        return getattr(real, name)
 
 
 class NoLogger:
@@ -125,13 +120,6 @@ class NoLogger:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"the logger has no {name!r}: no Composer Trainer runs this loop")
-
-
-def adapted(handler: Any) -> base.TraceHandler:
-    """Return what gives a profiler's events to a handler with Composer's methods; failures are reported by its name."""
-    kind = type(handler)
-    made: base.TraceHandler = type(kind.__name__, (ComposerHandler,), {"__doc__": kind.__doc__})(handler)
-    return made
 
 
 def _hook(name: str) -> Any:
@@ -204,3 +192,9 @@ def _is_own(kind: type, name: str) -> bool:
     """Return True if somebody has written a hook; in Composer's own classes they are all there, and do nothing."""
     owner = next((one for one in kind.__mro__ if name in vars(one)), None)
     return owner is not None and owner.__module__.partition(".")[0] != "composer"
+
+
+def adapted(handler: Any) -> base.TraceHandler:
+    """Return what gives a profiler's events to a handler with Composer's methods; failures are reported by its name."""
+    made: base.TraceHandler = type(type(handler).__name__, (ComposerHandler,), {})(handler)
+    return made

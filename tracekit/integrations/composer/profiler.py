@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,6 @@ from tracekit.sources.torch_profiler import TorchProfiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
 
     from tracekit.recording.marker import Marker
     from tracekit.recording.source import Source
@@ -139,12 +137,7 @@ class Profiler:
                 f"schedule must be a function of the state, such as cyclic_schedule(...), not {schedule!r}"
             )
         sources: list[Source] = []
-        host: dict[str, Any] = {
-            "cpu": sys_prof_cpu,
-            "memory": sys_prof_memory,
-            "disk": sys_prof_disk,
-            "network": sys_prof_net,
-        }
+        host: Any = {"cpu": sys_prof_cpu, "memory": sys_prof_memory, "disk": sys_prof_disk, "network": sys_prof_net}
         if any(host.values()):
             sources.append(SystemProfiler(sys_prof_stats_thread_interval_seconds, **host))
         torch_options: dict[str, Any] = {
@@ -196,9 +189,10 @@ class Profiler:
         """
         self.state = state
         self._options.setdefault("run_id", getattr(state, "run_name", None))
-        callback = importlib.import_module("tracekit.integrations.composer.callback").TracekitCallback
-        # Composer's engine asks this profiler for the markers of its events.
-        self._callback = callback(self.recorder, slices=False)
+        # This module is imported without Composer. Its engine asks this profiler for the markers of its events.
+        from tracekit.integrations.composer.callback import TracekitCallback
+
+        self._callback = TracekitCallback(self.recorder, slices=False)
         state.callbacks.append(self._callback)
 
     @property
@@ -260,10 +254,8 @@ class Profiler:
         self.recorder.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.recorder.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self.recorder.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

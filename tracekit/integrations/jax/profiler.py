@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit import privacy, storage
-from tracekit.arguments import check_path
+from tracekit.arguments import check_path, check_whole
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
-from tracekit.integrations.jax.agreement import Agreement
 from tracekit.integrations.jax.annotations import coordination_client, import_jax
 from tracekit.integrations.jax.recorder import TraceRecorder
-from tracekit.integrations.jax.windows import Decision, TraceConfig, Windows
+from tracekit.integrations.jax.windows import Agreement, Windows
 from tracekit.integrations.slices import NestedMarkers
 from tracekit.recording.failures import Failures
 from tracekit.recording.profiler import active_profiler
@@ -27,7 +27,6 @@ from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections import Counter
-    from types import TracebackType
 
     from tracekit.distributed import ProcessInfo
     from tracekit.recording.profiler import Profiler
@@ -114,7 +113,6 @@ class JaxProfiler:
         self._recorder = TraceRecorder(
             jax=self._jax,
             log_dir=self.log_dir,
-            windows=self._windows,
             report=self._report,
             clock=clock,
             options=profiler_options,
@@ -171,9 +169,7 @@ class JaxProfiler:
         self.on_training_start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         # After an exception, the arrays may never be computed.
         self._guard(self._close, exc is None)
 
@@ -275,9 +271,15 @@ class JaxProfiler:
         atexit.register(self.finalize)  # for loops without a with block and a last hook
         if not self._began:
             self._began = True
-            self._find_out()
+            index, count = int(self._jax.process_index()), int(self._jax.process_count())
+            self._records = index == 0 or not self.config.main_process_only
+            if self._records:
+                self._windows.agreed = count > 1 and not self.config.main_process_only
+                self._recorder.process, self._recorder.index = _who(self._profiler, index, count), index
+            else:
+                logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", index, count)
         self._recorder.profiler = self._profiler
-        if self._windows.agreed and self._agreement is None:
+        if self._windows.agreed and self.config.profile_every_n_minutes >= 0 and self._agreement is None:
             client = coordination_client()
             if client is not None:
                 self._agreement = Agreement(client, self._recorder.index, self._windows.announce)
@@ -286,18 +288,6 @@ class JaxProfiler:
                     "tracekit: without jax.distributed.initialize() the processes cannot agree on when to record: "
                     "profile_every_n_minutes is off"
                 )
-
-    def _find_out(self) -> None:
-        """Find out which process this is, and whether it records."""
-        index, count = int(self._jax.process_index()), int(self._jax.process_count())
-        self._records = index == 0 or not self.config.main_process_only
-        if not self._records:
-            logger.info("tracekit: process %d of %d records no JAX traces (main_process_only)", index, count)
-            return
-        self._windows.agreed = (
-            count > 1 and not self.config.main_process_only and self.config.profile_every_n_minutes >= 0
-        )
-        self._recorder.process, self._recorder.index = _who(self._profiler, index, count), index
 
     def _resume(self, profiler: Profiler, number: int | None) -> None:
         """Set the tracekit profiler to the step of a resumed run, unless it counts already."""
@@ -309,30 +299,39 @@ class JaxProfiler:
         now_ns = self._clock.monotonic_ns()
         self._steps_ns.append(now_ns - self._stepped_ns)
         self._stepped_ns = now_ns
-        recorder = self._recorder
         if not self._records:
             return
-        self._arrays = arrays if recorder.is_tracing else None
-        missed = self._windows.missed
+        self._arrays = arrays if self.is_tracing else None
         decision = self._windows.after_step(self._step, int(epoch), now_ns)
-        if self._windows.missed > missed:
-            logger.warning("tracekit: process 0 announced a JAX trace too late; this process does not record it")
-        if decision is Decision.STOP:
+        if decision == "stop":
             self._stop()
-        elif decision is Decision.START:
-            recorder.start(self._step)
-            if recorder.is_tracing:
-                self._latest_start = self._step
-        elif decision is Decision.ASK:
+        elif decision == "start":
+            self._start()
+        elif decision == "ask":
             if self._agreement is not None:
                 # The shortest, as the last one may have been an exception.
                 self._agreement.ask(self._step, min(self._steps_ns))
         else:
-            recorder.annotate(self._step + 1)
+            self._recorder.annotate(self._step + 1)
+
+    def _start(self) -> None:
+        """Begin a trace, unless the last one is still being written: then it stays due."""
+        if self._recorder.is_writing:
+            return
+        self._windows.started()
+        try:
+            self._recorder.start(self._step)
+        except BaseException:
+            self._windows.ended(self._clock.monotonic_ns())
+            raise
+        self._latest_start = self._step
 
     def _stop(self, cut_by: str = "", *, wait: bool = True) -> None:
         """End the running trace; with ``wait``, once the device has finished its last step."""
-        self._recorder.stop(self._awaited if wait else None, cut_by)
+        if self.is_tracing:
+            held = self._windows.ended(self._clock.monotonic_ns(), early=bool(cut_by))
+            self._recorder.stop(held, self._awaited if wait else None, cut_by)
+            self._windows.last_ns = self._clock.monotonic_ns()
         self._arrays = None
 
     def _awaited(self) -> Any:
@@ -357,7 +356,7 @@ class JaxProfiler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JaxProfilerConfig(TraceConfig):
+class JaxProfilerConfig:
     """When JAX traces are recorded, and where they go. Names and defaults are those of xLSTM-JAX's ``JaxProfilerConfig``.
 
     Attributes:
@@ -378,6 +377,37 @@ class JaxProfilerConfig(TraceConfig):
     """
 
     callback_class: ClassVar[type[JaxProfiler]] = JaxProfiler
+    every_n_epochs: int = -1
+    every_n_steps: int = -1
+    main_process_only: bool = True
+    profile_every_n_minutes: float = 60
+    profile_first_step: int = 10
+    profile_n_steps: int = 5
+    profile_log_dir: str = "tensorboard"
+
+    def __post_init__(self) -> None:
+        for name in ("every_n_epochs", "every_n_steps"):
+            if getattr(self, name) != -1:
+                check_whole(f"JaxProfilerConfig: {name} (-1 is off)", getattr(self, name))
+        check_whole("JaxProfilerConfig: profile_first_step", self.profile_first_step, 0)
+        check_whole("JaxProfilerConfig: profile_n_steps", self.profile_n_steps)
+        minutes = self.profile_every_n_minutes
+        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not math.isfinite(minutes):
+            raise ConfigError(
+                f"JaxProfilerConfig: profile_every_n_minutes must be a number of minutes, not {minutes!r}"
+            )
+        folder = check_path("JaxProfilerConfig: profile_log_dir", self.profile_log_dir)
+        if not folder:
+            raise ConfigError("JaxProfilerConfig: profile_log_dir must be a path or URL that is not empty, not ''")
+        object.__setattr__(self, "profile_log_dir", folder)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a field, or the default if the name is unknown."""
+        return self.to_dict().get(key, default)
+
+    def to_dict(self) -> dict[str, int | float | bool | str]:
+        """Return the fields and their values."""
+        return asdict(self)
 
     def create(self, trainer: Any = None, data_module: Any = None) -> JaxProfiler:
         """Return a `JaxProfiler` of this configuration, for trainers that make their callbacks by it.
@@ -388,14 +418,14 @@ class JaxProfilerConfig(TraceConfig):
         return self.callback_class(self, trainer, data_module)
 
 
-def _log_dir(config: TraceConfig, trainer: Any, log_path: str | os.PathLike[str] | None) -> str:
+def _log_dir(config: JaxProfilerConfig, trainer: Any, log_path: str | os.PathLike[str] | None) -> str:
     """Return the folder of the traces, and make it."""
     if trainer is not None and log_path is None:
         log_path = getattr(trainer, "log_path", None)
         if log_path is None:
             raise ConfigError("JaxProfiler: the trainer has no log_path; give it one, or pass log_path=")
     base = check_path("JaxProfiler: log_path", "." if log_path is None else log_path)
-    below = check_path("JaxProfilerConfig: profile_log_dir", config.profile_log_dir)
+    below = config.profile_log_dir
     if storage.is_remote(below) or (not storage.is_remote(base) and Path(below).is_absolute()):
         base, below = below, ""
     folder = f"{base.rstrip('/')}/{below}".rstrip("/") or "/"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tracekit.clock import Clock
     from tracekit.distributed import ProcessInfo
-    from tracekit.integrations.jax.windows import Held, Windows
+    from tracekit.integrations.jax.windows import Held
     from tracekit.recording.source import Recorder
 
 logger = logging.getLogger("tracekit")
@@ -50,7 +50,6 @@ class TraceRecorder:
 
     jax: Any
     log_dir: str
-    windows: Windows
     report: Callable[[BaseException], None]
     clock: Clock
     options: Any
@@ -72,10 +71,13 @@ class TraceRecorder:
         """True while a trace runs."""
         return self._folder is not None
 
+    @property
+    def is_writing(self) -> bool:
+        """True while the last trace is written."""
+        return self._writing.is_alive()
+
     def start(self, step: int) -> None:
-        """Begin a trace after a step, unless the last one is still being written: then it stays due."""
-        if self._writing.is_alive():
-            return
+        """Begin a trace after a step."""
         local = None if storage.is_remote(self.log_dir) else self.log_dir
         options = {} if self.options is None else {"profiler_options": self.options}
         folder: Path | None = None
@@ -88,7 +90,6 @@ class TraceRecorder:
                 self._folder = folder
                 self._anchor(step + 1)
         except BaseException:
-            self.windows.ended(self.clock.monotonic_ns())
             if self.is_tracing:
                 self._folder = None
                 with suppress(Exception):
@@ -96,7 +97,6 @@ class TraceRecorder:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        self.windows.started()
         self.annotate(step + 1)
         logger.info("tracekit: JAX records from step %d on", step + 1)
 
@@ -120,15 +120,13 @@ class TraceRecorder:
             annotation.__enter__()
             self._annotation = annotation
 
-    def stop(self, awaited: Callable[[], Any] | None, cut_by: str = "") -> None:
-        """End and write the running trace, if there is one, once the arrays that ``awaited`` returns are computed.
+    def stop(self, held: Held, awaited: Callable[[], Any] | None, cut_by: str = "") -> None:
+        """End and write the running trace once the arrays that ``awaited`` returns are computed.
 
         ``cut_by`` is the reason for an early end, if any.
         """
         folder, self._folder = self._folder, None
-        if folder is None:
-            return
-        held = self.windows.ended(self.clock.monotonic_ns(), early=bool(cut_by))
+        assert folder is not None, "a trace runs"
         try:
             self.annotate(None)
             arrays = None if awaited is None else awaited()
@@ -144,15 +142,14 @@ class TraceRecorder:
         if not self.background:
             with self._slice("jax.profiler.stop_trace"):
                 self.wait()
-            self.windows.last_ns = self.clock.monotonic_ns()
 
     def wait(self) -> None:
         """Wait until the last trace is written, and log that every half minute."""
         seconds = 0.0
-        while self._writing.is_alive():
+        while self.is_writing:
             self._writing.join(HEARTBEAT_S)
             seconds += HEARTBEAT_S
-            if self._writing.is_alive():
+            if self.is_writing:
                 logger.warning("tracekit: JAX has been writing its trace for %d s; training waits for it", seconds)
 
     def _write(self, folder: Path, held: Held, cut_by: str) -> None:

@@ -9,13 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tracekit.integrations.lightning.callback import TracekitCallback
-    from tracekit.integrations.lightning.profiler import TracekitProfiler
+    from tracekit.integrations.lightning.callback import TracekitCallback, TracekitProfiler
     from tracekit.integrations.lightning.time_profiler import TimeProfiler
 
 __all__ = ["TimeProfiler", "TracekitCallback", "TracekitProfiler"]
 
-_MODULE_OF: Final = {"TimeProfiler": "time_profiler", "TracekitCallback": "callback", "TracekitProfiler": "profiler"}
+_MODULE_OF: Final = {"TimeProfiler": "time_profiler", "TracekitCallback": "callback", "TracekitProfiler": "callback"}
 
 
 def __getattr__(name: str) -> Any:

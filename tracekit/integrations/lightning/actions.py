@@ -18,7 +18,7 @@ from tracekit.statistics import DurationStatistics
 from tracekit.wording import align_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from typing import TypeAlias
 
     from tracekit.clock import Clock
@@ -32,13 +32,13 @@ PARTS: Final = ("data loading", "transfer", "callbacks", "logging", "checkpointi
 DATA_LOADING, TRANSFER, CALLBACKS, LOGGING, CHECKPOINTING, OTHER = PARTS
 OWN_PREFIX: Final = "tracekit."  # of the state keys of tracekit's callbacks, by which Lightning names their hooks
 # "[LightningModule]Net.training_step", "[_TrainingEpochLoop].train_dataloader_next", "run_training_batch"
-_NAME: Final = re.compile(r"(?:\[(?P<owner>\w+)\])?(?P<rest>.*)", re.DOTALL)
+_OWNER: Final = re.compile(r"\[(\w+)\]")
 _STATE: Final = re.compile(r"\{.*\}", re.DOTALL)  # "ModelCheckpoint{'monitor': None, ...}.on_train_batch_end"
 
 _get_ident = threading.get_ident
 _exc_info = sys.exc_info
 _COUNTED_TOGETHER: Final = 256  # durations that are counted together, which is several times faster than one by one
-MAX_RECORDED: Final = 10_000  # single durations that are kept of each kind of action on each thread
+MAX_RECORDED: Final = 10_000  # single durations that are kept of each kind of action
 _HEADER: Final = ("Calls", "Total (s)", "Mean (s)", "p50 (s)", "p95 (s)", "Max (s)", "Percentage %")
 _SHORT: Final = (0, 2, 3)  # columns of a table that is not extended: name, total and mean
 
@@ -66,16 +66,15 @@ class Action:
 @lru_cache(maxsize=4096)
 def action_of(text: str) -> Action:
     """Parse a name that Lightning passes to its profiler; any other is an action of the user."""
-    match = _NAME.fullmatch(text)
-    assert match is not None, "everything matches"
-    owner = match["owner"] or ""
-    name = _STATE.sub("", match["rest"]).lstrip(".") or text
+    title = _STATE.sub("", text)
+    match = _OWNER.match(title)
+    owner = match[1] if match else ""
+    name = title.removeprefix(f"[{owner}]").lstrip(".") or text
     hook = name.rpartition(".")[2]
     kind = owner.strip("_").removeprefix("Lightning").lower()
+    categories = ("lightning", kind) if kind else ("lightning",)
     own = owner == "Callback" and name.startswith(OWN_PREFIX)
-    return Action(
-        name, _STATE.sub("", text), ("lightning", kind) if kind else ("lightning",), hook, _part(owner, hook), own
-    )
+    return Action(name, title, categories, hook, _part(owner, hook), own)
 
 
 def _part(owner: str, hook: str) -> str | None:
@@ -110,33 +109,25 @@ def durations_table(
 
 @dataclass(slots=True)
 class _Kind:
-    """One kind of action on one thread: its slices and their durations."""
+    """One kind of action: its slices and durations, of which ``recorded_ns`` has the latest."""
 
     marker: Marker | None
-    waiting_ns: list[int] = field(default_factory=list)
-    statistics: DurationStatistics = field(default_factory=DurationStatistics)
     recorded_ns: array[int] = field(default_factory=lambda: array("q"))
-    open: int = 0
+    settled: int = 0  # durations in ``recorded_ns`` that the statistics have
+    statistics: DurationStatistics = field(default_factory=DurationStatistics)
+    open_in: set[int] = field(default_factory=set)  # threads, if a start of an open action raises
     was_cut: bool = False  # ended by an exception, before its stop
-    lock: Any = field(default_factory=threading.RLock)  # held while another thread may read what is counted
+    lock: Any = field(default_factory=threading.RLock)  # of the statistics; other threads may append meanwhile
 
     def settle(self) -> DurationStatistics:
         with self.lock:
-            waiting_ns = self.waiting_ns.copy()
-            del self.waiting_ns[: len(waiting_ns)]  # no new list: the thread of the actions may be about to append
-            self.statistics.add_all(waiting_ns)
-            self.recorded_ns.extend(waiting_ns)
-            if len(self.recorded_ns) > 2 * MAX_RECORDED:
-                del self.recorded_ns[:-MAX_RECORDED]
+            new_ns = self.recorded_ns[self.settled :]
+            self.statistics.add_all(new_ns)
+            self.settled += len(new_ns)
+            if self.settled > 2 * MAX_RECORDED:
+                del self.recorded_ns[: self.settled - MAX_RECORDED]
+                self.settled = MAX_RECORDED
         return self.statistics
-
-
-@dataclass(slots=True)
-class _Thread:
-    """The open actions of one thread, the innermost last, and its kinds of actions by name."""
-
-    open: list[_Open] = field(default_factory=list)
-    kinds: dict[str, _Kind] = field(default_factory=dict)
 
 
 class ActionSlices:
@@ -152,7 +143,8 @@ class ActionSlices:
         self.extended = True
         self._now_ns = clock.monotonic_ns
         self._strict = strict
-        self._threads: dict[int, _Thread] = {}
+        self._kinds: dict[str, _Kind] = {}
+        self._open: defaultdict[int, list[_Open]] = defaultdict(list)  # by thread, the innermost last
         self._first_ns: int | None = None
         self._last_ns = 0
         self._warn = WarnOnce("tracekit: ")
@@ -160,23 +152,20 @@ class ActionSlices:
     def start(self, action_name: str) -> None:
         """Begin a slice."""
         # Lightning calls this, and `stop`, a hundred times for each batch, so rare cases are handled elsewhere.
-        try:
-            thread = self._threads[_get_ident()]
-            kind = thread.kinds[action_name]
-        except KeyError:
-            thread, kind = self._new(action_name)
-        if kind.open and self._strict:
-            raise ValueError(f"the action {action_name!r} was started, and it is open already; stop it first")
-        kind.open += 1
+        kind = self._kinds.get(action_name) or self._new(action_name)
+        thread = _get_ident()
+        if self._strict:
+            if thread in kind.open_in:
+                raise ValueError(f"the action {action_name!r} was started, and it is open already; stop it first")
+            kind.open_in.add(thread)
         kind.was_cut = False
-        thread.open.append((action_name, kind, self._now_ns(), _exc_info()[1]))
+        self._open[thread].append((action_name, kind, self._now_ns(), _exc_info()[1]))
         if kind.marker is not None:
             kind.marker.__enter__()
 
     def stop(self, action_name: str) -> None:
         """End the innermost slice of this name on this thread, and those that an exception has left open in it."""
-        thread = self._threads.get(_get_ident())
-        opened = thread.open if thread is not None else []
+        opened = self._open[_get_ident()]
         if opened and opened[-1][0] == action_name:
             self._end(opened.pop())
         else:
@@ -184,23 +173,24 @@ class ActionSlices:
 
     def _end(self, opened: _Open) -> None:
         _, kind, start_ns, handled = opened
-        kind.open -= 1
+        if self._strict:
+            kind.open_in.discard(_get_ident())
         self._last_ns = now_ns = self._now_ns()
         if kind.marker is not None:
             # Lightning stops actions in ``finally``, so an exception that ends one is known there.
             error = _exc_info()[1]
             kind.marker.__exit__(None if error is None or error is handled else type(error), None, None)
-        kind.waiting_ns.append(now_ns - start_ns)
-        if len(kind.waiting_ns) >= _COUNTED_TOGETHER:
+        kind.recorded_ns.append(now_ns - start_ns)
+        if len(kind.recorded_ns) - kind.settled >= _COUNTED_TOGETHER:
             kind.settle()
 
-    def _new(self, action_name: str) -> tuple[_Thread, _Kind]:
+    def _new(self, action_name: str) -> _Kind:
         if self._first_ns is None:
             self._first_ns = self._now_ns()
         action = action_of(action_name)
-        thread = self._threads.setdefault(_get_ident(), _Thread())
-        kind = _Kind(None if action.own else marker(action.name, action.categories))
-        return thread, thread.kinds.setdefault(action_name, kind)
+        return self._kinds.setdefault(
+            action_name, _Kind(None if action.own else marker(action.name, action.categories))
+        )
 
     def _stop_other(self, opened: list[_Open], action_name: str) -> None:
         """Stop an action that is not the innermost of its thread."""
@@ -216,8 +206,8 @@ class ActionSlices:
             return
         # Raising would replace an exception on its way, and SimpleProfiler lets another thread stop an action.
         if self._strict and error is None:
-            known = [kind for name, kind in self._kinds() if name == action_name]
-            if not any(kind.open or kind.was_cut for kind in known):
+            kind = self._kinds.get(action_name)
+            if kind is None or not (kind.open_in or kind.was_cut):
                 raise ValueError(f"the action {action_name!r} was stopped, and it was never started")
         if not action_of(action_name).own:  # which begins before it listens
             self._warn(
@@ -228,27 +218,27 @@ class ActionSlices:
 
     def close(self) -> None:
         """End the open slices of this thread, which a failed run leaves."""
-        thread = self._threads.get(_get_ident())
-        while thread is not None and thread.open:
-            self._end(thread.open.pop())
+        opened = self._open[_get_ident()]
+        while opened:
+            self._end(opened.pop())
 
     def durations(self, *, by_title: bool = False) -> dict[str, DurationStatistics]:
-        """Return the durations of each ended action, over all threads, by its name.
+        """Return the durations of each ended action by its name.
 
         Args:
             by_title: Merge the actions of callbacks that differ only in their arguments.
         """
         found: defaultdict[str, DurationStatistics] = defaultdict(DurationStatistics)
-        for name, kind in self._kinds():
+        for name, kind in list(self._kinds.items()):
             with kind.lock:
                 found[action_of(name).title if by_title else name].merge(kind.settle())
         return {name: statistics for name, statistics in found.items() if statistics.count}
 
     @property
     def recorded_durations(self) -> defaultdict[str, list[float]]:
-        """Single durations in seconds, by action: the latest 10,000 of each on each thread; `durations` counts all."""
+        """Single durations in seconds, by action: the latest 10,000 of each; `durations` counts all."""
         found: defaultdict[str, list[float]] = defaultdict(list)
-        for name, kind in self._kinds():
+        for name, kind in list(self._kinds.items()):
             with kind.lock:
                 count = kind.settle().count
                 recorded_ns = kind.recorded_ns[-MAX_RECORDED:]
@@ -272,11 +262,6 @@ class ActionSlices:
         whole_ns = self._last_ns - self._first_ns
         return durations_table("Action", self.durations(by_title=True), whole_ns, extended=self.extended)
 
-    def _kinds(self) -> Iterator[tuple[str, _Kind]]:
-        """Yield the kinds of actions of all threads, which may go on meanwhile."""
-        for thread in list(self._threads.values()):
-            yield from list(thread.kinds.items())
-
     def __getstate__(self) -> dict[str, Any]:
         # Lightning sends the profiler to the processes that it spawns; what was measured stays here.
-        return {**self.__dict__, "_threads": {}, "_first_ns": None}
+        return {**self.__dict__, "_kinds": {}, "_open": defaultdict(list), "_first_ns": None}

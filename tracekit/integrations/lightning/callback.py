@@ -1,42 +1,111 @@
-"""TracekitCallback: records the runs of Lightning's Trainer, and reports the training time to the profiler."""
+"""TracekitCallback records the runs of Lightning's Trainer. TracekitProfiler is what ``Trainer(profiler=...)`` takes."""
 
 from __future__ import annotations
 
 import logging
+import marshal
 import os
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tracekit import privacy
 from tracekit.arguments import check_path
+from tracekit.clock import SYSTEM_CLOCK
 from tracekit.distributed import detect_process
-from tracekit.errors import ConfigError, TracekitError
+from tracekit.errors import ConfigError, StorageError, TracekitError
 from tracekit.handlers.chrome_json import DEFAULT_NAME, JSONTraceHandler
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.lightning.actions import ActionSlices
 from tracekit.integrations.lightning.framework import (
+    LightningProfiler,
     NullListener,
     RunCallback,
     close_slices,
     listen,
-    profiler_of,
     record_workers,
 )
-from tracekit.integrations.lightning.profiler import TracekitProfiler
 from tracekit.naming import following_names
 from tracekit.recording.profiler import Profiler, active_profiler
 from tracekit.recording.schedule import CaptureSchedule
+from tracekit.storage import atomic_write
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
+    from tracekit.clock import Clock
     from tracekit.handlers.base import TraceHandler
-    from tracekit.integrations.lightning.framework import LightningModule, Trainer
     from tracekit.recording.schedule import Schedule
     from tracekit.recording.source import Source
 
 logger = logging.getLogger("tracekit")
+
+
+class TracekitProfiler(ActionSlices, LightningProfiler):
+    """Records every hook and action of Lightning as a slice in the trace of the active tracekit profiler.
+
+    Example::
+
+        trainer = Trainer(profiler=TracekitProfiler(), callbacks=[TracekitCallback("traces/{run_id}/rank{rank}.json")])
+
+    It makes no trace by itself: `TracekitCallback`, or a `tracekit.Profiler` around ``trainer.fit``, does. Without one
+    there is the summary, which Lightning prints (or writes to ``filename``) when the run is over, as for its
+    ``SimpleProfiler``; it counts from the making of this object on, over all runs.
+
+    Actions may nest, overlap, and run on any number of threads at the same time. As with ``SimpleProfiler``, a start of an
+    action that is open and a stop of one that is not raise ``ValueError``. A stop does not raise while an exception is being
+    handled, which it would hide; that is logged once. Your own ``with trainer.profiler.profile("tokenise"):`` makes slices too.
+
+    Args:
+        dirpath: Folder for ``filename``; by default that of the first logger.
+        filename: File of the summary, without its suffix ``.txt``; by default to the log.
+        extended: Show all columns in the summary, not only total and mean.
+        dump_stats: Also write the calls and total of each action to ``dirpath``, one ``.prof`` file each, which `pstats` reads.
+        clock: The clock to read for the summary; for tests.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        extended: bool = True,
+        dump_stats: bool = False,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        LightningProfiler.__init__(self, dirpath=dirpath, filename=filename)
+        ActionSlices.__init__(self, clock, strict=True)
+        self.extended = extended
+        self.dump_stats = dump_stats
+
+    def describe(self) -> None:
+        """Write the summary, and with ``dump_stats`` the files; Lightning calls this when a run is over."""
+        if self.dump_stats:
+            self._dump_stats()
+        super().describe()
+
+    def _dump_stats(self) -> None:
+        if not self.dirpath:
+            logger.warning("tracekit: TracekitProfiler(dump_stats=True) writes no files without a dirpath or a logger")
+            return
+        for title, durations in self.durations(by_title=True).items():
+            seconds = durations.total_ns / 1e9
+            # The form of pstats: by (file, line, function) the calls, primitive calls, own time, total time and callers.
+            found: tuple[object, ...] = (durations.count, durations.count, seconds, seconds, {})
+            path = os.path.join(self.dirpath, self._prepare_filename(action_name=title, extension=".prof"))  # noqa: PTH118 - a URL
+            try:
+                with atomic_write(path) as file:
+                    file.write(marshal.dumps({("~", 0, title): found}))
+            except StorageError as error:
+                logger.warning("tracekit: TracekitProfiler(dump_stats=True): %s", error)
+                return
+
+    def summary(self) -> str:
+        """Return a table of all actions in seconds, the largest total first; empty if no action was recorded."""
+        found = ActionSlices.summary(self)
+        stage = f"{self._stage.upper()} " if self._stage is not None else ""
+        return f"{stage}Profiler Report{os.linesep}{os.linesep}{found}{os.linesep}" if found else ""
 
 
 class TracekitCallback(RunCallback):
@@ -122,7 +191,7 @@ class TracekitCallback(RunCallback):
 
     # ---- the run --------------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin to record."""
         self._end()  # of a run that failed unnoticed, because another callback raised
         self._stage = getattr(stage, "value", stage)  # an enum with another name
@@ -140,14 +209,13 @@ class TracekitCallback(RunCallback):
             record_workers(self._at_end, trainer, profiler)
         self._counts_evaluation = self._stage != "fit" and int(profiler.timestamp.batch) == 0
         if self.hooks:
-            has_slices = isinstance(profiler_of(trainer), TracekitProfiler)
-            listener = NullListener() if has_slices else ActionSlices()
+            listener = NullListener() if isinstance(trainer.profiler, TracekitProfiler) else ActionSlices()
             # Other slices begin and end within actions.
             listen(self._at_end, trainer, listener, outermost=True)
         if found is None:
             self._at_end.callback(close_slices, trainer)
 
-    def _started(self, trainer: Trainer, timestamp: Timestamp) -> Profiler | None:
+    def _started(self, trainer: Any, timestamp: Timestamp) -> Profiler | None:
         options = dict(self._options)
         if trainer.world_size > 1 and not options.get("run_id"):
             # Lightning starts its ranks itself, without a common run id in their environment.
@@ -179,33 +247,31 @@ class TracekitCallback(RunCallback):
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to count: setup, checkpoint and sanity check are over."""
         self._steps = trainer.global_step
         if self.profiler is not None:
             self.profiler.restart_batch()
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Pass to this epoch, if the run was resumed at the very end of the last one."""
         if self.profiler is not None and int(self.profiler.timestamp.batch_in_epoch):
             self.profiler.next_epoch()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Pass to the next batch, if the optimizer has made a step."""
         self._count(trainer, batch)
         before, self._steps = self._steps, trainer.global_step
         if self._steps != before or not pl_module.automatic_optimization:
             self._step()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Pass to the next epoch."""
         if self.profiler is not None:
             self.profiler.next_epoch()
             self._timestamp = self.profiler.timestamp
 
-    def _count(self, trainer: Trainer, batch: Any) -> None:
+    def _count(self, trainer: Any, batch: Any) -> None:
         if self.profiler is None:
             return
         try:
@@ -214,7 +280,9 @@ class TracekitCallback(RunCallback):
             self.profiler.report_failure("TracekitCallback", error)
             return
         if self.profiler.counts == "global":
-            replicas = _replicas(trainer)
+            # Fewer than all ranks load different data if a model is spread over several.
+            kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+            replicas = int(kwargs.get("num_replicas", trainer.world_size))
             samples, tokens = samples * replicas, tokens * replicas
         self._waiting = (self._waiting[0] + samples, self._waiting[1] + tokens)
 
@@ -229,24 +297,24 @@ class TracekitCallback(RunCallback):
     # ---- evaluation outside of training ---------------------------------------------------------------------------------
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any
     ) -> None:
         """Pass to the next batch, outside of training."""
         if self._counts_evaluation:
             self._count(trainer, batch)
             self._step()
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to count, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.restart_batch()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave a validation in the middle of training out of the batch around it."""
         if self._stage == "fit" and self.profiler is not None:
             self.profiler.restart_batch()
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """Complete the recording window of the schedule, outside of training."""
         if self._counts_evaluation and self.profiler is not None:
             self.profiler.next_epoch()
@@ -278,15 +346,8 @@ class TracekitCallback(RunCallback):
         return {**super().__getstate__(), "profiler": None}  # each process records by itself
 
 
-def records_hooks(trainer: Trainer) -> bool:
+def records_hooks(trainer: Any) -> bool:
     """Tell whether everything that Lightning does gets a slice already."""
-    return isinstance(profiler_of(trainer), TracekitProfiler) or any(
-        isinstance(callback, TracekitCallback) and callback.hooks
-        for callback in trainer.callbacks  # type: ignore[attr-defined]  # as for the profiler
+    return isinstance(trainer.profiler, TracekitProfiler) or any(
+        isinstance(callback, TracekitCallback) and callback.hooks for callback in trainer.callbacks
     )
-
-
-def _replicas(trainer: Trainer) -> int:
-    """Return the number of ranks that load different data: fewer than all if a model is spread over several."""
-    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return int(kwargs.get("num_replicas", trainer.world_size))

@@ -1,9 +1,4 @@
-"""Lightning itself, under either of its names, and hooks in a Trainer: listen to its actions, and record its workers.
-
-Lightning reports its actions to ``trainer.profiler``, by ``start`` and ``stop``, but not those of loggers. Hooks replace these
-methods of single objects during a run. A listener has ``start(action_name)`` and ``stop(action_name)``, called on the thread of
-the action, and ``close()``, which ends its open slices.
-"""
+"""Lightning itself, under either of its names, and hooks in a Trainer: listen to its actions, and record its workers."""
 
 from __future__ import annotations
 
@@ -21,12 +16,12 @@ from tracekit.recording.loaders import recording_loader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule
     from lightning.pytorch.profilers import Profiler as LightningProfiler
 
     from tracekit.recording.profiler import Profiler
 
-__all__ = ["Callback", "LightningModule", "LightningProfiler", "Trainer"]
+__all__ = ["Callback", "LightningModule", "LightningProfiler"]
 
 _ATTRIBUTE: Final = "_tracekit_hooks"
 
@@ -47,14 +42,7 @@ if not TYPE_CHECKING:
     _package = _lightning()
     Callback = _package.Callback
     LightningModule = _package.LightningModule
-    Trainer = _package.Trainer
     LightningProfiler = _package.profilers.Profiler
-
-
-def profiler_of(trainer: Trainer) -> LightningProfiler:
-    """Return the profiler of a Trainer, which has always one."""
-    found: LightningProfiler = trainer.profiler  # type: ignore[attr-defined]  # set where type checkers do not look
-    return found
 
 
 def device_waits(device: Any) -> Callable[[], None] | None:
@@ -68,14 +56,13 @@ def device_waits(device: Any) -> Callable[[], None] | None:
     return functools.partial(wait, device)
 
 
-def gathered(module: LightningModule, row: list[int]) -> list[list[int]]:
+def gathered(module: Any, row: list[int]) -> list[list[int]]:
     """Return the rows of all ranks, of whole numbers. Collective: every rank calls it, with a row of the same length."""
     import torch
 
     rows = module.all_gather(torch.tensor(row, dtype=torch.int64, device=module.device))
-    assert isinstance(rows, torch.Tensor)
-    gathered_rows: list[list[int]] = rows.reshape(-1, len(row)).tolist()
-    return gathered_rows
+    found: list[list[int]] = rows.reshape(-1, len(row)).tolist()
+    return found
 
 
 class RunCallback(Callback):
@@ -89,11 +76,11 @@ class RunCallback(Callback):
         """Lightning's name for this callback."""
         return f"{OWN_PREFIX}{type(self).__qualname__}"
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Complete the run."""
         self._end()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Complete a run that fails, which Lightning does not tear down."""
         self._end(exception)
 
@@ -106,47 +93,17 @@ class RunCallback(Callback):
         return {**self.__dict__, "_at_end": ExitStack()}
 
 
-class NullListener:
-    """A listener that does nothing, for a profiler that records the actions itself and needs those of the loggers."""
+class ActionHooks:
+    """Reports the actions of a Trainer to listeners, during a run.
 
-    def start(self, *_: str) -> None:
-        """Do nothing."""
-
-    stop = close = start
-
-
-def listen(undo: ExitStack, trainer: Trainer, listener: Any, *, outermost: bool = False) -> None:
-    """Report the actions of a trainer to a listener, until ``undo`` ends its slices and removes it.
-
-    A start is reported after the trainer's profiler, and a stop before it. Of several listeners the last is the innermost,
-    unless it is ``outermost``. After the last one, profiler and loggers are as they were.
+    Lightning reports them to ``trainer.profiler``, by ``start`` and ``stop``, except those of loggers. Methods of these objects
+    are replaced from the first listener to the last. A listener has ``start(action_name)``, called after the profiler's,
+    and ``stop(action_name)``, called before it, on the thread of the action, and ``close()``, which ends its open slices.
     """
-    profiler = profiler_of(trainer)
-    hooks = getattr(profiler, _ATTRIBUTE, None) or _ProfilerHooks(profiler, trainer.loggers)
-    hooks.listeners = (listener, *hooks.listeners) if outermost else (*hooks.listeners, listener)
-
-    def stop_listening() -> None:
-        listener.close()
-        hooks.listeners = tuple(other for other in hooks.listeners if other is not listener)
-        if not hooks.listeners:
-            hooks.undo.close()
-
-    undo.callback(stop_listening)
-
-
-def close_slices(trainer: Trainer) -> None:
-    """End the open slices of all listeners, the inner ones first: the recording ends."""
-    hooks = getattr(profiler_of(trainer), _ATTRIBUTE, None)
-    for listener in reversed(hooks.listeners if hooks is not None else ()):
-        listener.close()
-
-
-class _ProfilerHooks:
-    """Replaces methods of one profiler and of loggers. The tuple of listeners is replaced, since other threads iterate it."""
 
     def __init__(self, profiler: Any, loggers: Any) -> None:
-        self.listeners: tuple[Any, ...] = ()
-        self.undo = ExitStack()
+        self.listeners: tuple[Any, ...] = ()  # replaced, since other threads iterate it
+        self._undo = ExitStack()
         start, stop = profiler.start, profiler.stop
 
         @functools.wraps(start)
@@ -162,11 +119,40 @@ class _ProfilerHooks:
             stop(action_name)
 
         for name, value in (("start", started), ("stop", stopped), (_ATTRIBUTE, self)):
-            replace(self.undo, profiler, name, value)
+            replace(self._undo, profiler, name, value)
         for logger in loggers:
             for name in ("log_metrics", "save"):
                 action_name = f"[Logger]{type(logger).__name__}.{name}"
-                replace(self.undo, logger, name, _profiled(profiler, action_name, getattr(logger, name)))
+                replace(self._undo, logger, name, _profiled(profiler, action_name, getattr(logger, name)))
+
+    def remove(self, listener: Any) -> None:
+        """End the slices of a listener, and report to it no more."""
+        listener.close()
+        self.listeners = tuple(other for other in self.listeners if other is not listener)
+        if not self.listeners:
+            self._undo.close()
+
+
+class NullListener:
+    """A listener that does nothing, for a profiler that records the actions itself and needs those of the loggers."""
+
+    def start(self, *_: str) -> None:
+        """Do nothing."""
+
+    stop = close = start
+
+
+def listen(undo: ExitStack, trainer: Any, listener: Any, *, outermost: bool = False) -> None:
+    """Report the actions of a trainer to a listener, as the innermost or outermost one, until ``undo`` removes it."""
+    hooks = getattr(trainer.profiler, _ATTRIBUTE, None) or ActionHooks(trainer.profiler, trainer.loggers)
+    hooks.listeners = (listener, *hooks.listeners) if outermost else (*hooks.listeners, listener)
+    undo.callback(hooks.remove, listener)
+
+
+def close_slices(trainer: Any) -> None:
+    """End the open slices of all listeners, the inner ones first: the recording ends."""
+    for listener in reversed(getattr(getattr(trainer.profiler, _ATTRIBUTE, None), "listeners", ())):
+        listener.close()
 
 
 def _profiled(profiler: Any, action_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,26 +164,25 @@ def _profiled(profiler: Any, action_name: str, method: Callable[..., Any]) -> Ca
     return profiled
 
 
-def record_workers(undo: ExitStack, trainer: Trainer, profiler: Profiler) -> None:
+def record_workers(undo: ExitStack, trainer: Any, profiler: Profiler) -> None:
     """Record the workers that the loaders of a Trainer start from now on, each into a trace next to that of its rank.
 
     Lightning passes every loader, in its final form, to its strategy. Loaders without workers, and objects other than
     torch DataLoaders, are left alone. ``undo`` restores strategy and loaders; running workers continue.
     """
-    strategy: Any = trainer.strategy
-    process: Callable[[Any], Any] = strategy.process_dataloader
+    strategy = trainer.strategy
+    process = strategy.process_dataloader
 
     def processed(loader: Any) -> Any:
         found = process(loader)
         get_iterator = getattr(found, "_get_iterator", None)
         if get_iterator is not None and getattr(found, "num_workers", False):
-            start_workers = functools.partial(_start_workers, found, get_iterator, profiler)
+
+            def start_workers() -> Any:
+                with recording_loader(found, profiler):
+                    return get_iterator()
+
             replace(undo, found, "_get_iterator", method_hook(start_workers, found, "_get_iterator"))
         return found
 
     replace(undo, strategy, "process_dataloader", method_hook(processed, strategy, "process_dataloader"))
-
-
-def _start_workers(loader: Any, get_iterator: Callable[[], Any], profiler: Profiler) -> Any:
-    with recording_loader(loader, profiler):
-        return get_iterator()

@@ -36,12 +36,8 @@ _STEP: Final = "optimizer step"
 _RUN_EPOCH: Final = "run_training_epoch"
 _CATEGORIES: Final = ("time profiler",)
 DEFAULT_KEYS: Final = (
-    "train batch",
-    "validation batch",
-    "train epoch",
-    "validation epoch",
-    "avg train downtime",
-    "avg val downtime",
+    *("train batch", "validation batch", "train epoch", "validation epoch"),
+    *("avg train downtime", "avg val downtime"),
 )
 OPTIONAL_KEYS: Final = ("backward", "optimizer step", "total train downtime", "total val downtime")
 # Keys that Thunder's does not have: downtime for each step, its parts, and the time between two epochs

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tracekit.clock import Clock
-    from tracekit.integrations.lightning.framework import LightningModule, Trainer
 
 logger = logging.getLogger("tracekit")
 
@@ -110,7 +109,7 @@ class TimeProfiler(RunCallback):
         """Return a table of all runs until now, in seconds, with medians and percentiles, and what downtime was made of."""
         return stages_table(self._stages)
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin to listen to the trainer."""
         self._end()  # of a run that failed unnoticed, because another callback raised
         wait = device_waits(trainer.strategy.root_device) if self._synchronize else None
@@ -119,49 +118,47 @@ class TimeProfiler(RunCallback):
 
     # ---- training -------------------------------------------------------------------------------------------------------
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin an epoch. One that was interrupted is over: Lightning goes on with the next."""
         self._timer.begin_epoch()
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the times of the epoch."""
         epoch = self._timer.end_epoch() or {}
         for stage, times in epoch.items():
             self._stages.setdefault(stage, StageTimes()).add(times)
         self._log(trainer, pl_module, epoch_values(epoch) if epoch else {})
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Begin a backward pass."""
         self._timer.begin("backward")
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """End it."""
         self._timer.end("backward")
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Begin the optimizer's own part of its step."""
         self._timer.begin("optimizer step")
 
     # ---- batches and evaluation -----------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
         """Begin a batch, unless it is of the sanity check."""
         if not trainer.sanity_checking:
             self._timer.begin_batch()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any, **__: Any) -> None:
         """End the batch."""
         if not trainer.sanity_checking:
             self._timer.end_batch(samples_in(batch))
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a run of validation, a test or a prediction, unless it is the sanity check."""
         if not trainer.sanity_checking:
             self._timer.begin_stage(_stage(trainer))
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """End it, and log its times, unless it is a part of a training epoch."""
         if trainer.sanity_checking:
             return
@@ -183,9 +180,7 @@ class TimeProfiler(RunCallback):
 
     # ---- results --------------------------------------------------------------------------------------------------------
 
-    def _log(
-        self, trainer: Trainer, pl_module: LightningModule, values: Mapping[str, float], stage: str = "validation"
-    ) -> None:
+    def _log(self, trainer: Any, pl_module: Any, values: Mapping[str, float], stage: str = "validation") -> None:
         keys, known = self.keys, list(ALL_KEYS)
         if stage != "validation":
             keys, known = keys_of_stage(keys, stage), keys_of_stage(known, stage)
@@ -218,7 +213,7 @@ class TimeProfiler(RunCallback):
         self._timer.resumed = {stage: StageTimes.from_dict(times) for stage, times in state_dict["epoch"].items()}
 
 
-def _stage(trainer: Trainer) -> str:
+def _stage(trainer: Any) -> str:
     """Return the name of the evaluation that runs: "validation", "test" or "predict"."""
     stage = str(getattr(trainer.state.fn, "value", trainer.state.fn))
     return stage if stage in ("test", "predict") else "validation"
