@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
@@ -49,25 +49,22 @@ _MAX_PROBES: Final = 64
 _MAX_BATCH_BYTES: Final = 16 << 20
 
 
-@contextmanager
-def fitting_pool(output: str, inputs: Sequence[str]) -> Iterator[ProcessPool | None]:
+def fitting_pool(output: str, inputs: Sequence[str]) -> AbstractContextManager[ProcessPool | None]:
     """Start the processes that make a merge faster, for the duration of a ``with``: one per processor, none for small inputs.
 
     For programs that do not start their work when they are imported; see `tracekit.worker_processes.process_pool`.
 
-    Yields:
+    Returns:
         The executor; None if one process is as fast, if files are remote, or if no process can be started.
     """
     workers = _fitting_workers(output, inputs)
-    with ExitStack() as stack:
-        pool = None
-        if workers > 1:
-            from tracekit.worker_processes import ProcessPool
+    if workers > 1:
+        from tracekit.worker_processes import ProcessPool
 
-            # A system that forbids processes, or the locks between them, can still merge.
-            with suppress(OSError, NotImplementedError):
-                pool = stack.enter_context(ProcessPool(workers))
-        yield pool
+        # A system that forbids processes, or the locks between them, can still merge.
+        with suppress(OSError, NotImplementedError):
+            return ProcessPool(workers)
+    return nullcontext()
 
 
 def _fitting_workers(output: str, inputs: Sequence[str]) -> int:
