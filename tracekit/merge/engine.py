@@ -213,9 +213,7 @@ def _write(
         from tracekit.merge.write.archive import Archive
 
         plan.clocks.clear()
-        archive = Archive(output, plan, workers.folder)
-        archive.write(file, counts, progress.at)
-        return archive.rewritten
+        return Archive(output, plan, workers.folder).write(file, counts, progress.at)
     written: JsonOutput | PftraceOutput = JsonOutput(plan)
     if not output.removesuffix(".gz").endswith(".json"):
         from tracekit.merge.write.pftrace_output import PftraceOutput

@@ -76,18 +76,12 @@ class Archive:
                 member.reason = member.reason or ("its clock drifts" if drifts else _unfit(member.item, found))
         _separate(self._members)
 
-    @property
-    def rewritten(self) -> dict[str, str]:
-        """Why inputs are not in the archive as they are, by path."""
+    def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> dict[str, str]:
+        """Write the archive to a seekable file, and count its events. Return why inputs are not in it as they are, by path."""
+        (write_tar if self._output.endswith(".tar") else write_zip)(file, self._pieces(counts, progress))
         return {member.item.shown: member.reason for member in self._members if member.reason}
 
-    def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> None:
-        """Write the archive to a seekable file, and count its events."""
-        (write_tar if self._output.endswith(".tar") else write_zip)(file, self._pieces(progress))
-        for result in self._results:
-            counts.take(result)
-
-    def _pieces(self, progress: Progress) -> Iterator[tuple[str, Iterable[bytes]]]:
+    def _pieces(self, counts: EventCounts, progress: Progress) -> Iterator[tuple[str, Iterable[bytes]]]:
         yield MANIFEST_NAME, [self._manifest()]
         for unit, result in zip(self._plan.layout.units, self._results, strict=True):
             texts: Iterable[tuple[int, bytes]] = [(number, b"") for number in unit]
@@ -104,6 +98,7 @@ class Archive:
                     yield member.name, _copied(member.item, number, progress)
                     copied = InputResult(found.read, dict(found.read), repairs=found.repairs, accounts=found.accounts)
                     result.inputs[number] = copied
+            counts.take(result)
 
     def _manifest(self) -> bytes:
         shifts = [0 if member.reason else member.shift_ns for member in self._members]
