@@ -223,12 +223,17 @@ def test_a_worker_that_comes_too_late_takes_away_what_it_wrote() -> None:
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_long_work_ends_soon_after_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool) -> None:
     parts = PartStore(f"{ROOT}/scratch/" if is_remote else str(tmp_path))
-    parts.end()
-    monkeypatch.setattr(type(parts), "check_s", 1000)
-    merge_executor._checker(parts)(1)  # not yet due
-    monkeypatch.setattr(type(parts), "check_s", -1.0)
-    with pytest.raises(MergeError, match="the merge was ended"):
-        merge_executor._checker(parts)(1)
+    with parts:
+        monkeypatch.setattr(type(parts), "check_s", 1000)
+        later = merge_executor._checker(parts)
+        later(1)
+        monkeypatch.setattr(type(parts), "check_s", -1.0)
+        soon = merge_executor._checker(parts)
+        soon(1)
+        parts.end()
+        later(1)  # not yet due
+        with pytest.raises(MergeError, match="the merge was ended"):
+            soon(1)
 
 
 def test_workers_of_a_remote_output_share_its_storage_unless_they_are_processes_of_this_machine() -> None:

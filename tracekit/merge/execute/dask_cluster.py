@@ -123,15 +123,13 @@ class DaskExecutor(Executor):
         pause_s = min(5.0, self._lost_s / 4)
         missing_s = 0.0
         while not self._closed.wait(pause_s):
-            missing_s = 0.0 if self._has_workers(pause_s) else missing_s + pause_s
+            missing_s += pause_s
+            with suppress(Exception):
+                if self._client.sync(self._client.scheduler.ncores, callback_timeout=pause_s):
+                    missing_s = 0.0
             if missing_s >= self._lost_s:
                 for future in list(self._left):
                     self._fail(future, "the cluster has no worker any more")
-
-    def _has_workers(self, timeout_s: float) -> bool:
-        with suppress(Exception):
-            return bool(self._client.sync(self._client.scheduler.ncores, callback_timeout=timeout_s))
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ class MergeProgress:
 
 
 def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
-    return [_pickled(_probed(path, _checker(parts, at_once=True))) for path in paths]
+    return [_pickled(_probed(path, _checker(parts))) for path in paths]
 
 
 def _probed(path: str, progress: Callable[[int], None]) -> Input | Exception:
@@ -336,7 +336,7 @@ def _pickled(found: Input | Exception) -> bytes:
 
 def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult], str]:
     """Write units to a new part; return their results and the name of the part."""
-    check = _checker(parts, at_once=True)
+    check = _checker(parts)
     check()
     try:
         with parts.create() as (file, part):
@@ -347,9 +347,9 @@ def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult]
         raise StorageError(f"{shown}: cannot be written: {error.strerror or error}") from error
 
 
-def _checker(parts: PartStore, *, at_once: bool = False) -> Callable[..., None]:
-    """Return a progress callback that raises MergeError soon after the merge has ended."""
-    due_s = time.monotonic() + (0 if at_once else parts.check_s)
+def _checker(parts: PartStore) -> Callable[..., None]:
+    """Return a progress callback that raises MergeError if the merge has ended: at the first call, then now and then."""
+    due_s = 0.0
 
     def check(*_: int) -> None:
         nonlocal due_s

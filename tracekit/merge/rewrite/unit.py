@@ -269,11 +269,10 @@ def write_unit(
     start = file.tell()
     encoder = None if job.make_encoder is None else job.make_encoder(folder)
     held, size_bytes = [], 0
-    is_written = False
     with packed(job.output, file, behind=pack_behind) as sink:
         is_patchable = sink is file and encoder is None
         for _ in unit.steps():
-            if is_written:
+            if is_patchable and size_bytes > _HELD_BYTES:
                 unit.rewriter.write(file.fileno(), start)
                 continue
             held.append(unit.rewriter.take())
@@ -284,15 +283,14 @@ def write_unit(
                 held.clear()
                 if is_patchable:
                     file.flush()
-                    is_written = True
-        if is_written:
-            file.seek(0, os.SEEK_END)
         needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
         if size_bytes <= _HELD_BYTES:
             text = b"".join(held)
             sink.write(_encoded(encoder, unit.rewriter.lay(text, 0) if needs_patches else text))
-        elif needs_patches and is_patchable:
-            unit.rewriter.write_patches(file.fileno(), start)
+        elif is_patchable:
+            file.seek(0, os.SEEK_END)
+            if needs_patches:
+                unit.rewriter.write_patches(file.fileno(), start)
         elif needs_patches:
             unit.result.twice = True
         if not unit.result.twice:

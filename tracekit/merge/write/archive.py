@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Input
     from tracekit.merge.write.event_counts import EventCounts
 
-    Progress = Callable[[int, int], None] | None
+    Progress = Callable[[int, int], None]
 
 _MAX_NAME: Final = 80  # with what makes it unique, a tar header's 99
 _NO_EVENTS: Final = -1  # in place of a new pid
@@ -88,7 +88,7 @@ class Archive:
             if any(self._members[number].reason for number in unit):
                 first = self._rewritten(unit)
                 result.moved = first.result.moved
-                texts = self._rewriter(unit, progress).patched(first)
+                texts = UnitRewriter(self._plan.job(unit, None, ""), self._folder, progress).patched(first)
             for number, own in groupby(texts, itemgetter(0)):
                 member, found = self._members[number], result.inputs[number]
                 if member.reason:
@@ -117,11 +117,8 @@ class Archive:
         # Perfetto recognises the document by its first bytes.
         return encode_json({MANIFEST_KEY: {"version": 1, "files": files, "attributes": attributes}}) + b"\n"
 
-    def _rewriter(self, unit: list[int], progress: Progress = None) -> UnitRewriter:
-        return UnitRewriter(self._plan.job(unit, None, ""), self._folder, progress)
-
     def _rewritten(self, unit: list[int]) -> UnitRewriter:
-        rewriter = self._rewriter(unit)
+        rewriter = UnitRewriter(self._plan.job(unit, None, ""), self._folder)
         for _ in rewriter.steps():
             rewriter.rewriter.take()
         rewriter.finish()
@@ -192,7 +189,6 @@ def _copied(item: Input, number: int, progress: Progress) -> Iterator[bytes]:
         while piece := stream.read():
             yield piece
             done_bytes += len(piece)
-            if progress is not None:
-                progress(number, done_bytes)
+            progress(number, done_bytes)
     if item.stamp.differs(stamp_of(item.path)):
         raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")
