@@ -92,7 +92,9 @@ class EventFilter:
                 judge.note_names(run)
         for run in self._runs():
             judge.take(run)
-        yield from judge.finish()
+        verdicts = judge.finish()
+        del judge  # its notes are large
+        yield from verdicts
 
     def _runs(self) -> Iterator[list[Event]]:
         with TraceReader(self._path, limit_bytes=self._limit_bytes) as reader:
