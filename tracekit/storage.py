@@ -508,11 +508,17 @@ def download(url: str, local: str) -> None:
 
 
 def remove_all(url: str) -> None:
-    """Remove an object, or everything below a prefix. A missing object is not an error.
+    """Remove a local file, an object, or everything below a prefix of objects. If it is missing, that is no error.
 
     Raises:
         StorageError: The storage refused or could not be reached.
     """
+    if not is_remote(url):
+        try:
+            Path(url).unlink(missing_ok=True)
+        except OSError as error:
+            raise explained(url, error, "be removed") from error
+        return
     filesystem, inner = filesystem_of(url)
     filesystem.invalidate_cache()
     try:

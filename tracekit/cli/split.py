@@ -12,6 +12,7 @@ from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
 from tracekit.errors import CommandError
+from tracekit.merge.report import happened
 from tracekit.merge.split import Part, split
 from tracekit.storage import basename, expand
 from tracekit.traces.inputs import TRACE_SUFFIXES
@@ -89,8 +90,7 @@ def _stem(inputs: list[str]) -> str:
 
 
 def _events(part: Part) -> int:
-    counts = {} if part.report is None else part.report.events_out
-    return sum(count for phase, count in counts.items() if phase != "M")
+    return 0 if part.report is None else happened(part.report.events_out)
 
 
 def _as_json(part: Part) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tracekit.cli.terminal import PROBLEMS, USAGE, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
+from tracekit.merge.report import happened
 
 if TYPE_CHECKING:
     import argparse
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             executor=executor,
         )
     code = print_merge(report, as_json=args.json, quiet=args.quiet, action="trimmed")
-    if any(count for phase, count in report.events_out.items() if phase != "M"):
+    if happened(report.events_out):
         return code
     if args.quiet and report.complete:
         print("nothing that happened is selected: the trace holds names only", file=sys.stderr)

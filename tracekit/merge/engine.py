@@ -13,6 +13,7 @@ from tracekit.merge.align.placement import place, unstated_clocks
 from tracekit.merge.execute.executor import MergeProgress, merge_executor
 from tracekit.merge.plan.plan import NAMESPACE, MergePlan, lay_out, namespace_of_collectives
 from tracekit.merge.plan.titles import order_ranks
+from tracekit.merge.report import happened
 from tracekit.merge.scan.inputs import find_inputs, gather
 from tracekit.merge.write.event_counts import EventCounts, losses_as_json
 from tracekit.merge.write.json_output import JsonOutput
@@ -134,7 +135,7 @@ def merge_traces(
         with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:
             rewritten = _write(output, file, plan, workers, told, counts)
             report = counts.report(output, placed, omissions, causality, sum(map(len, plan.added)))
-            if report.left_out and not any(report.events_out[phase] for phase in report.events_out if phase != "M"):
+            if report.left_out and not happened(report.events_out):
                 report.warnings.append("nothing that happened is selected: the merged trace holds names only")
             if strict:
                 _refuse(report)
@@ -212,9 +213,7 @@ def _write(
         from tracekit.merge.write.archive import Archive
 
         plan.clocks.clear()
-        archive = Archive(output, plan, workers.folder)
-        archive.write(file, counts, progress.at)
-        return archive.rewritten
+        return Archive(output, plan, workers.folder).write(file, counts, progress.at)
     written: JsonOutput | PftraceOutput = JsonOutput(plan)
     if not output.removesuffix(".gz").endswith(".json"):
         from tracekit.merge.write.pftrace_output import PftraceOutput

@@ -295,7 +295,7 @@ class MergeReport:
         what = f"{counted(len(self.inputs), 'file')} of {counted(len(self.ranks), 'rank')}"
         counts = counted(sum(self.events_in.values()), "event")
         if action == "trimmed":
-            counts = f"kept {_happened(self.events_out):,} of {counted(_happened(self.events_in), 'event')}"
+            counts = f"kept {happened(self.events_out):,} of {counted(happened(self.events_in), 'event')}"
         whole = ", nothing lost" if self.complete else ""
         if whole and self.recording_losses:
             whole += " in the merge" if action == "merged" else " by this command"
@@ -316,7 +316,8 @@ def _first(finding: Repair | Drop) -> str:
     return "" if finding.offset_bytes is None else f", first at byte {finding.offset_bytes}"
 
 
-def _happened(counts: dict[str, int]) -> int:
+def happened(counts: dict[str, int]) -> int:
+    """Return how many events are no metadata, from the counts by phase."""
     return sum(count for phase, count in counts.items() if phase != "M")
 
 
@@ -336,29 +337,29 @@ def _input(item: InputReport, folder: str) -> str:
 
 def _recorded(losses: list[RecordingLoss]) -> list[str]:
     lines = []
-    cut: dict[str, list[int]] = {}
+    cut: dict[str, list[RecordingLoss]] = {}
     for loss in losses:
         if loss.kind == CUT:
-            cut.setdefault(loss.reason, []).append(loss.rank)
+            cut.setdefault(loss.reason, []).append(loss)
         elif loss.kind == FAILED:
             lines.append(
                 f"failed while recording: rank {loss.rank}: {loss.reason} {_times(loss.count or 1)} ({loss.path})"
             )
         else:
             lines.append(f"lost while recording: rank {loss.rank}: {loss.count or 0:,} {loss.reason} ({loss.path})")
-    for reason, ranks in cut.items():
-        paths = [loss.path for loss in losses if loss.kind == CUT and loss.reason == reason]
-        where = f" ({paths[0]})" if len(paths) == 1 else ""
-        lines.append(f"cut while recording: {rank_spans(ranks)}: {reason}; killed, or still running{where}")
+    for reason, found in cut.items():
+        where = f" ({found[0].path})" if len(found) == 1 else ""
+        ranks = rank_spans(loss.rank for loss in found)
+        lines.append(f"cut while recording: {ranks}: {reason}; killed, or still running{where}")
     return lines
 
 
 def _left_out(items: list[LeftOut]) -> list[str]:
-    counts: dict[str, int] = {}
-    for item in items:
-        counts[item.reason] = counts.get(item.reason, 0) + (item.count or 0)
     unread = sum(item.count is None for item in items)
     lines = [f"{counted(unread, 'file')} of other ranks"] if unread else []
+    counts: Counter[str] = Counter()
+    for item in items:
+        counts[item.reason] += item.count or 0
     lines += [f"{count:,} {SELECTED[reason]}" for reason, count in counts.items() if count]
     return [f"left out on request: {line}" for line in lines]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import MergeReport, Selection, merge_traces
 from tracekit.merge.execute.scratch import ScratchStore
+from tracekit.merge.report import happened
 from tracekit.merge.scan.inputs import gather
 from tracekit.merge.scan.probe import probe
-from tracekit.storage import is_remote, refuse_existing, remove_all, without_secrets
+from tracekit.storage import refuse_existing, remove_all, without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,21 +81,19 @@ def split(
         # The latest event may be anywhere: torch writes GPUs behind CPUs, and a merge one rank behind the other.
         scan = partial(probe, whole=seconds is not None)
         (item,), _ = gather([(path, True)], {}, make_scanner=lambda _: scan, store=store)
-    parts = _ranks(item, output) if seconds is None else _spans(item, output, seconds)
+    contents = _ranks(item) if seconds is None else _spans(item, seconds)
+    parts = [Part(name, words, select, output.replace(_HOLE, name)) for name, words, select in contents]
     if not overwrite:
         for part in parts:
             refuse_existing(part.output)
     return [_write(path, part, number / len(parts), overwrite, progress) for number, part in enumerate(parts)]
 
 
-def _ranks(item: Input, output: str) -> list[Part]:
-    return [
-        Part(f"rank{rank}", f"rank {rank}", Selection(ranks={rank}), output.replace(_HOLE, f"rank{rank}"))
-        for rank in sorted(item.ranks)
-    ]
+def _ranks(item: Input) -> list[tuple[str, str, Selection]]:
+    return [(f"rank{rank}", f"rank {rank}", Selection(ranks={rank})) for rank in sorted(item.ranks)]
 
 
-def _spans(item: Input, output: str, seconds: Decimal) -> list[Part]:
+def _spans(item: Input, seconds: Decimal) -> list[tuple[str, str, Selection]]:
     lowest = item.first_ns
     if lowest is None or item.highest_ns is None:
         raise MergeError(f"{item.shown}: holds no events that could be split")
@@ -104,23 +102,18 @@ def _spans(item: Input, output: str, seconds: Decimal) -> list[Part]:
         raise ConfigError(
             f"{item.shown}: parts of {seconds} s would be {count:,}; give a length that makes at most {_MOST_PARTS:,}"
         )
-    parts = []
-    for number in range(count):
-        start, end = number * seconds, (number + 1) * seconds
-        name = f"{number:03d}"
-        select = Selection(time_window=(start, end))
-        parts.append(Part(name, f"{start} s to {end} s", select, output.replace(_HOLE, name)))
-    return parts
+    spans = ((number * seconds, (number + 1) * seconds) for number in range(count))
+    return [
+        (f"{number:03d}", f"{start} s to {end} s", Selection(time_window=(start, end)))
+        for number, (start, end) in enumerate(spans)
+    ]
 
 
 def _write(path: str, part: Part, done: float, overwrite: bool, progress: Callable[[float, str], None] | None) -> Part:
     if progress is not None:
         progress(done, f"writing {part.words}")
     report = merge_traces(part.output, [path], overwrite=overwrite, select=part.select)
-    if not any(count for phase, count in report.events_out.items() if phase != "M"):
-        if is_remote(part.output):
-            remove_all(part.output)
-        else:
-            Path(part.output).unlink()
-        return part
-    return replace(part, report=report)
+    if happened(report.events_out):
+        return replace(part, report=report)
+    remove_all(part.output)
+    return part

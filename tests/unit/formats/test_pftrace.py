@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 from tracekit.formats import pftrace
-from tracekit.merge.write.pftrace_events import Arguments
+from tracekit.merge.write.pftrace_events import EventRecords
 from tracekit.merge.write.pftrace_packets import COUNTER, INSTANT, SLICE, PacketStore
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -90,7 +90,7 @@ def test_an_event_is_what_it_was(
     number: int, time_ns: int, uuid: int, name: str, category: str, arguments: dict[str, Any], max_texts: int
 ) -> None:
     store = PacketStore(number, max_texts)
-    encoder = Arguments(store.intern)
+    encoder = EventRecords(store, 0, 0)
     rest = b"".join(encoder.argument(key, value) for key, value in arguments.items())
     store.add(SLICE, uuid, uuid >> 32, time_ns, time_ns + 1, category.encode(), name.encode(), rest)
     read = written(store)
@@ -115,7 +115,7 @@ def test_an_event_is_what_it_was(
 
 def test_each_text_is_defined_once_and_before_it_is_used() -> None:
     store = PacketStore(7)
-    encoder = Arguments(store.intern)
+    encoder = EventRecords(store, 0, 0)
     for start in range(2):
         store.add(INSTANT, 5, 0, start, start, b"cat", b"forward", encoder.argument("step", "warm up"))
     store.add(INSTANT, 5, 0, 2, 2, b"cat", b"backward", b"")
@@ -132,7 +132,7 @@ def test_each_text_is_defined_once_and_before_it_is_used() -> None:
 
 def test_what_has_no_form_of_its_own_is_kept_as_text() -> None:
     store = PacketStore(7)
-    encoder = Arguments(store.intern)
+    encoder = EventRecords(store, 0, 0)
     deep: Any = "bottom"
     for _ in range(60):
         deep = [deep]

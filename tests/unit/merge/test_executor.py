@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,36 +16,41 @@ from tracekit.errors import MergeError, StorageError
 from tracekit.merge import merge_traces
 from tracekit.merge.execute import executor as merge_executor
 from tracekit.merge.execute import part_store as stores
-from tracekit.merge.execute.executor import SharedWork, Workers
+from tracekit.merge.execute.executor import MergeExecutor
 from tracekit.merge.execute.part_store import PartStore, part_store
 from tracekit.merge.execute.scratch import ScratchStore
 from tracekit.storage import exists, filesystem_of, open_read, remove_all
 from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
-class Deal:
-    """Shared work whose batches a test finishes when it wants to."""
+class Deal(Executor):
+    """Shared work whose batches a test finishes when it wants to. Work done here yields its number."""
 
     def __init__(self, stack: ExitStack, sizes: list[int], running: int, max_size: int = 10**9) -> None:
-        workers = stack.enter_context(Workers(None, None))
-        workers.max_running = running
-        self.started: list[range] = []
+        self.started: list[list[int]] = []
         self.futures: list[Future[Any]] = []
         self.finished: list[int] = []
         store = stack.enter_context(ScratchStore())
-        self.work = SharedWork(sizes, max_size, workers, self._start, store, self.finished.append)
+        executor = MergeExecutor("", store, self, PartStore(""))
+        executor.max_running = running
+        self.results = executor.share(sizes, max_size, self._here, fail, int, list, self.finished.append)
 
-    def _start(self, batch: range) -> Future[Any]:
-        self.started.append(batch)
+    def _here(self, number: int, poll: Callable[[], None]) -> int:
+        self.poll = poll
+        return number
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        del fn, kwargs
+        self.started.append(args[0])
         self.futures.append(Future())
         return self.futures[-1]
 
     def finish(self, index: int) -> None:
-        self.futures[index].set_result(list(self.started[index]))
+        self.futures[index].set_result(self.started[index])
 
     def unfinished(self) -> list[int]:
         return [index for index, future in enumerate(self.futures) if not future.done()]
@@ -60,32 +65,30 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.parametrize(("sizes", "running"), [([5, 1, 7], 0), ([10], 8)], ids=["no workers", "a single task"])
 def test_all_tasks_are_done_here_in_order(stack: ExitStack, sizes: list[int], running: int) -> None:
     deal = Deal(stack, sizes, running)
-    assert [deal.work.take() for _ in range(len(sizes) + 1)] == [*range(len(sizes)), None]
-    assert list(deal.work.results()) == []
+    assert list(deal.results) == list(range(len(sizes)))
     assert deal.started == []
 
 
 def test_the_first_task_is_done_here_while_workers_begin_at_the_end(stack: ExitStack) -> None:
     deal = Deal(stack, [10] * 5, 2)
-    assert deal.work.take() == 0
-    assert deal.started == [range(4, 5), range(3, 4)]
+    assert next(deal.results) == 0
+    assert deal.started == [[4], [3]]
     deal.finish(0)
-    deal.work.poll()
-    assert deal.started == [range(4, 5), range(3, 4), range(2, 3)]
+    deal.poll()
+    assert deal.started == [[4], [3], [2]]
     assert deal.finished == [10]
-    assert deal.work.take() == 1
-    assert deal.work.take() is None
+    assert next(deal.results) == 1
     deal.finish(2)
     deal.finish(1)
-    assert list(deal.work.results()) == [[2], [3], [4]]
+    assert list(deal.results) == [2, 3, 4]
 
 
 def test_small_tasks_go_to_a_worker_together_and_fewer_at_the_end(stack: ExitStack) -> None:
     deal = Deal(stack, [1] * 1000, 1)
-    deal.work.take()
-    while deal.started[-1].start > 1:
+    next(deal.results)
+    while deal.started[-1][0] > 1:
         deal.finish(len(deal.started) - 1)
-        deal.work.poll()
+        deal.poll()
     lengths = [len(batch) for batch in deal.started]
     assert lengths == sorted(lengths, reverse=True)
     assert (lengths[0], lengths[-1]) == (249, 1)
@@ -98,40 +101,33 @@ def test_every_task_is_done_once_and_the_results_are_in_order(
 ) -> None:
     with ExitStack() as stack:
         deal = Deal(stack, sizes, running, max_size)
-        found = []
-        while (number := deal.work.take()) is not None:
-            found.append(number)
+        found: list[int] = []
+        while len(found) + sum(map(len, deal.started)) < len(sizes):
+            found.append(next(deal.results))
             unfinished = deal.unfinished()
             for index in random.sample(unfinished, random.randint(0, len(unfinished))):
                 deal.finish(index)
-        assert found == list(range(len(found)))
         for index in deal.unfinished():
             deal.finish(index)
-        for batch in deal.work.results():
-            found += batch
-        assert found == list(range(len(sizes)))
+        assert [*found, *deal.results] == list(range(len(sizes)))
         assert sum(deal.finished) == sum(sizes[number] for batch in deal.started for number in batch)
 
 
-def fail() -> None:
+def fail(*_: object) -> None:
     raise MergeError("no such luck")
 
 
 def test_the_error_of_a_worker_is_raised_at_the_next_poll(tmp_path: Path) -> None:
+    polls: list[Callable[[], None]] = []
     with ThreadPoolExecutor(1) as executor, ScratchStore(str(tmp_path)) as store:
         parts = PartStore(str(tmp_path))
-        with Workers(executor, parts) as workers:
-            submitted: list[Future[Any]] = []
-
-            def start(_: range) -> Future[Any]:
-                submitted.append(workers.submit(fail))
-                return submitted[-1]
-
-            work = SharedWork([1, 1], 1, workers, start, store, lambda _: None)
-            assert work.take() == 0
-            wait(submitted)
+        with parts, MergeExecutor(str(tmp_path), store, executor, parts) as workers:
+            results = workers.share([1, 1], 1, lambda _, poll: polls.append(poll), fail, int, list, lambda _: None)
+            next(results)
+            parts.check()
+            wait(list(workers._running))
             with pytest.raises(MergeError, match="no such luck"):
-                work.poll()
+                polls[0]()
         # Whoever still works for this merge is told that it ended.
         with pytest.raises(MergeError, match="the merge was ended"):
             parts.check()
@@ -227,12 +223,17 @@ def test_a_worker_that_comes_too_late_takes_away_what_it_wrote() -> None:
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_long_work_ends_soon_after_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_remote: bool) -> None:
     parts = PartStore(f"{ROOT}/scratch/" if is_remote else str(tmp_path))
-    parts.end()
-    monkeypatch.setattr(type(parts), "check_s", 1000)
-    merge_executor._checker(parts)(1)  # not yet due
-    monkeypatch.setattr(type(parts), "check_s", -1.0)
-    with pytest.raises(MergeError, match="the merge was ended"):
-        merge_executor._checker(parts)(1)
+    with parts:
+        monkeypatch.setattr(type(parts), "check_s", 1000)
+        later = merge_executor._checker(parts)
+        later(1)
+        monkeypatch.setattr(type(parts), "check_s", -1.0)
+        soon = merge_executor._checker(parts)
+        soon(1)
+        parts.end()
+        later(1)  # not yet due
+        with pytest.raises(MergeError, match="the merge was ended"):
+            soon(1)
 
 
 def test_workers_of_a_remote_output_share_its_storage_unless_they_are_processes_of_this_machine() -> None:

@@ -230,7 +230,7 @@ def encoded(runs: list[bytes]) -> bytes | type[Exception]:
     """Return the packets of runs of events, or the kind of error."""
     part = PacketEncoder(3, 1_790_857_026_000_000_000, 2**63 + 17, tempfile.gettempdir())
     try:
-        return b"".join([part.encode(run) for run in runs] + list(part.close([], lambda **_: b"")))
+        return b"".join([part.encode(run) for run in runs] + list(part.close([], b"")))
     except ValueError as error:
         return type(error)
 
@@ -299,4 +299,4 @@ def test_a_scratch_file_that_is_lost_is_a_storage_error(monkeypatch: pytest.Monk
     [scratch] = [path for path in opened if str(tmp_path) in str(path.readlink())]
     os.truncate(scratch, 0)
     with pytest.raises(StorageError, match=r"the scratch file in .* cannot be written or read"):
-        list(encoder.close([], lambda **_: b""))
+        list(encoder.close([], b""))

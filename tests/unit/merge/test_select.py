@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.merge_inputs import BASE_NS, event, meta, rank_trace, torch_trace, write
 from tests.merge_inputs import names as names_in
 from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute import executor
-from tracekit.merge.selection.criteria import WantedNames
 from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
@@ -523,13 +521,13 @@ def test_arrows_between_collectives_need_a_merge_first(merge: Any) -> None:
         merge({"a.json": [event("a")]}, select=Selection(names=["a"]), collective_flows=True)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.sampled_from("ab"))), st.data())
-def test_a_slice_holds_a_name_where_a_plain_search_finds_one(marks: list[tuple[int, int, str]], data: Any) -> None:
-    wanted = WantedNames(["a"])
-    for start, _, name in marks:
-        wanted.note((1, "1"), f'"{name}"'.encode(), start)
-    start, length = data.draw(st.tuples(st.integers(0, 30), st.integers(0, 30)))
-    expected = any(name == "a" and start <= at < start + length for at, _, name in marks)
-    assert wanted.wants((1, "1"), b'"c"', start, start + length) == expected
-    assert wanted.wants((1, "1"), b'"a"', start, start)
-    assert not wanted.wants((2, "1"), b'"c"', 0, 100)
+def test_a_slice_holds_a_name_where_a_plain_search_finds_one(trim: Any) -> None:
+    chance, events, expected = random.Random(0), [], []
+    for tid in range(100):
+        start, end = sorted(chance.sample(range(30), 2))
+        marks = [(chance.randrange(30), chance.choice("ab")) for _ in range(chance.randrange(6))]
+        events += [event(name, at, ph="i", tid=tid) for at, name in marks]
+        events.append(event(f"slice {tid}", start, end - start, tid=tid))
+        expected += ["a" for _, name in marks if name == "a"]
+        expected += [f"slice {tid}"] * any(name == "a" and start <= at < end for at, name in marks)
+    assert trim(events, "a")[0] == sorted(expected)

@@ -175,7 +175,7 @@ def _is_selected(member: Member, filters: Sequence[EventFilter | None]) -> bool:
         return True
     end_ns = part.file_ns + part.end_ns - part.start_ns
     return chosen.takes_rank_of(part.pid) and not chosen.judge(
-        (part.pid, part.tid), b"", part.category, part.file_ns, end_ns, sliced=True
+        part.pid, b"", part.category, part.file_ns, end_ns, sliced=True
     )
 
 

@@ -57,9 +57,7 @@ class DaskExecutor(Executor):
             connect: Any = distributed.Client  # its methods have no types
             self._client = connect(address, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, ValueError, ImportError) as error:
-            raise MergeError(
-                f"--dask {address}: the scheduler cannot be reached: {str(error) or type(error).__name__}"
-            ) from error
+            raise self._error(f"the scheduler cannot be reached: {str(error) or type(error).__name__}") from error
         self._left: set[Future[Any]] = set()
         self._closed = threading.Event()
         try:
@@ -93,14 +91,11 @@ class DaskExecutor(Executor):
             versions = self._client.run(_version)
         except Exception as error:
             reason = str(error) or type(error).__name__
-            raise MergeError(
-                f"--dask {self._address}: no worker is ready ({reason}); every worker needs tracekit {__version__}"
-            ) from error
+            raise self._error(f"no worker is ready ({reason}); every worker needs tracekit {__version__}") from error
         for worker, version in versions.items():
             if version != __version__:
-                raise MergeError(
-                    f"--dask {self._address}: the worker {worker} has tracekit {version}, and this is {__version__}; "
-                    "install the same everywhere"
+                raise self._error(
+                    f"the worker {worker} has tracekit {version}, and this is {__version__}; install the same everywhere"
                 )
 
     def _settle(self, future: Future[Any], done: Future[Any]) -> None:
@@ -118,23 +113,23 @@ class DaskExecutor(Executor):
         self._left.discard(future)
 
     def _fail(self, future: Future[Any], reason: str) -> None:
-        text = " ".join(reason.split())
         with suppress(InvalidStateError):
-            future.set_exception(MergeError(f"--dask {self._address}: {text}; nothing was written"))
+            future.set_exception(self._error(f"{' '.join(reason.split())}; nothing was written"))
+
+    def _error(self, reason: str) -> MergeError:
+        return MergeError(f"--dask {self._address}: {reason}")
 
     def _watch(self) -> None:
         pause_s = min(5.0, self._lost_s / 4)
         missing_s = 0.0
         while not self._closed.wait(pause_s):
-            missing_s = 0.0 if self._has_workers(pause_s) else missing_s + pause_s
+            missing_s += pause_s
+            with suppress(Exception):
+                if self._client.sync(self._client.scheduler.ncores, callback_timeout=pause_s):
+                    missing_s = 0.0
             if missing_s >= self._lost_s:
                 for future in list(self._left):
                     self._fail(future, "the cluster has no worker any more")
-
-    def _has_workers(self, timeout_s: float) -> bool:
-        with suppress(Exception):
-            return bool(self._client.sync(self._client.scheduler.ncores, callback_timeout=timeout_s))
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import pickle
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import accumulate, chain
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from tracekit.errors import MergeError, StorageError, TraceFormatError
 from tracekit.merge.execute.scratch import ScratchFolder, ScratchStore, remove_stale
@@ -24,7 +24,7 @@ from tracekit.processors import start_method, usable_processors
 from tracekit.storage import basename, is_remote, size_bytes, without_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor, Future
 
     from tracekit.merge.execute.part_store import PartStore
@@ -32,144 +32,10 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Input
     from tracekit.worker_processes import ProcessPool
 
+_Result = TypeVar("_Result")
 
 _MAX_RUNNING: Final = 1024
 """Limit of batches in progress on an executor of unknown size. Each takes 10 to 30 kB here."""
-
-
-class Workers:
-    """The workers of an executor. Use it in a ``with``, which ends when none of them works for this merge any more.
-
-    They stop when ``parts`` says that the merge has ended.
-
-    Without workers, ``max_running`` is 0.
-    """
-
-    def __init__(self, executor: Executor | None, parts: PartStore | None) -> None:
-        self._executor = executor
-        self._parts = parts
-        self._futures: set[Future[Any]] = set()
-        self.max_running = 0
-        if executor is not None:
-            from tracekit.worker_processes import ProcessPool
-
-            self.max_running = executor.workers - 1 if isinstance(executor, ProcessPool) else _MAX_RUNNING
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._parts is not None:
-            self._parts.end()
-        if not self._futures:
-            return
-        from concurrent.futures import wait  # loaded where there are workers
-
-        for future in self._futures:
-            future.cancel()
-        wait(self._futures)
-
-    def submit(self, function: Callable[..., Any], *args: object) -> Future[Any]:
-        """Call a function on a worker."""
-        assert self._executor is not None
-        with _explained_deaths():
-            future = self._executor.submit(function, *args)
-        self._futures.add(future)
-        return future
-
-    def result(self, future: Future[Any]) -> Any:
-        """Return the result of a call, or raise its exception."""
-        self._futures.discard(future)
-        with _explained_deaths():
-            return future.result()
-
-
-@contextmanager
-def _explained_deaths() -> Iterator[None]:
-    from concurrent.futures import BrokenExecutor  # loaded where there are workers
-
-    try:
-        yield
-    except BrokenExecutor as error:
-        raise MergeError(
-            "a worker of the merge ended before its work was done, perhaps killed for want of memory; nothing was written "
-            f"({error}); try fewer workers"
-        ) from error
-
-
-class SharedWork:
-    """Tasks 0 to n - 1, done from both ends at the same time. Call `take` until it returns None, then iterate `results`.
-
-    ``start`` submits a batch to a worker; ``finished`` is called with its size.
-    """
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        max_size: int,
-        workers: Workers,
-        start: Callable[[range], Future[Any]],
-        store: ScratchStore,
-        finished: Callable[[int], None],
-    ) -> None:
-        self._sizes = sizes
-        self._max_size = max_size
-        self._workers = workers
-        self._start = start
-        self._store = store
-        self._finished = finished
-        self._first, self._end = 0, len(sizes)
-        self._left = sum(sizes)
-        self._batches: list[range] = []  # in the order they were submitted: the last tasks first
-        self._running: dict[Future[Any], range] = {}
-        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
-        self._stored: dict[int, tuple[int, int]] = {}  # first task of a batch to the place of its result
-
-    def take(self) -> int | None:
-        """Return a task for this process, None when all tasks are taken."""
-        number = self._first if self._first < self._end else None
-        if number is not None:
-            self._first += 1
-            self._left -= self._sizes[number]
-        self.poll()
-        return number
-
-    def poll(self) -> None:
-        """Keep the workers busy. To be called now and then during a long task."""
-        while not self._done.empty():
-            self._receive()
-        while self._first < self._end and len(self._running) < self._workers.max_running:
-            self._submit()
-
-    def results(self) -> Iterator[Any]:
-        """Yield the results of the batches in the order of the tasks."""
-        for batch in reversed(self._batches):
-            while batch.start not in self._stored:
-                self._receive()
-            yield self._store.get(self._stored.pop(batch.start))
-
-    def _submit(self) -> None:
-        # Ever smaller batches, so that all end at about the same time.
-        limit = min(self._max_size, self._left // (2 * (self._workers.max_running + 1)))
-        start, size = self._end - 1, self._sizes[self._end - 1]
-        while start > self._first and size + self._sizes[start - 1] <= limit:
-            start -= 1
-            size += self._sizes[start]
-        batch = range(start, self._end)
-        self._end = start
-        self._left -= size
-        self._batches.append(batch)
-        future = self._start(batch)
-        self._running[future] = batch
-        future.add_done_callback(self._done.put)
-
-    def _receive(self) -> None:
-        future = self._done.get()
-        batch = self._running.pop(future)
-        self._stored[batch.start] = self._store.put(self._workers.result(future))
-        self._finished(sum(self._sizes[number] for number in batch))
-
-
 _READ_SHARE: Final = 0.1
 """The share of reading in the progress of a merge."""
 _GUESSED_BYTES: Final = 64_000_000
@@ -183,25 +49,22 @@ _MAX_PROBES: Final = 64
 _MAX_BATCH_BYTES: Final = 16 << 20
 
 
-@contextmanager
-def fitting_pool(output: str, inputs: Sequence[str]) -> Iterator[ProcessPool | None]:
+def fitting_pool(output: str, inputs: Sequence[str]) -> AbstractContextManager[ProcessPool | None]:
     """Start the processes that make a merge faster, for the duration of a ``with``: one per processor, none for small inputs.
 
     For programs that do not start their work when they are imported; see `tracekit.worker_processes.process_pool`.
 
-    Yields:
+    Returns:
         The executor; None if one process is as fast, if files are remote, or if no process can be started.
     """
     workers = _fitting_workers(output, inputs)
-    with ExitStack() as stack:
-        pool = None
-        if workers > 1:
-            from tracekit.worker_processes import ProcessPool
+    if workers > 1:
+        from tracekit.worker_processes import ProcessPool
 
-            # A system that forbids processes, or the locks between them, can still merge.
-            with suppress(OSError, NotImplementedError):
-                pool = stack.enter_context(ProcessPool(workers))
-        yield pool
+        # A system that forbids processes, or the locks between them, can still merge.
+        with suppress(OSError, NotImplementedError):
+            return ProcessPool(workers)
+    return nullcontext()
 
 
 def _fitting_workers(output: str, inputs: Sequence[str]) -> int:
@@ -232,44 +95,75 @@ def merge_executor(output: str, executor: Executor | None) -> Iterator[MergeExec
             from tracekit.merge.execute.part_store import part_store
 
             parts = stack.enter_context(part_store(output, executor, folder))
-        yield MergeExecutor(folder, store, parts, stack.enter_context(Workers(executor, parts)))
+        yield stack.enter_context(MergeExecutor(folder, store, executor, parts))
 
 
 class MergeExecutor:
-    """Runs the tasks of a merge. Use it from one thread."""
+    """Runs the tasks of a merge. Use it from one thread, in a ``with``, which ends when no worker works for this merge any more.
 
-    def __init__(self, folder: str, store: ScratchStore, parts: PartStore | None, workers: Workers) -> None:
+    Workers stop when ``parts`` says that the merge has ended. Without workers, ``max_running`` is 0.
+    """
+
+    def __init__(
+        self, folder: str, store: ScratchStore, executor: Executor | None = None, parts: PartStore | None = None
+    ) -> None:
         self.folder = folder
         self.store = store
+        self.max_running = 0
+        self._executor = executor
         self._parts = parts
-        self._workers = workers
+        self._running: dict[Future[Any], range] = {}
+        if executor is not None:
+            from tracekit.worker_processes import ProcessPool
+
+            self.max_running = executor.workers - 1 if isinstance(executor, ProcessPool) else _MAX_RUNNING
+
+    def __enter__(self) -> MergeExecutor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._parts is not None:
+            self._parts.end()
+        if not self._running:
+            return
+        from concurrent.futures import wait  # loaded where there are workers
+
+        for future in self._running:
+            future.cancel()
+        wait(self._running)
 
     def prober(self, paths: Sequence[str]) -> Callable[[str, Callable[[int], None] | None], Input]:
         """Return a function that probes these files, to be called once for each of them, in their order.
 
         It raises what `probe` raises, or MergeError if a worker died.
         """
-        if not self._workers.max_running:
+        if not self.max_running:
             return probe
+        report: Callable[[int], None] | None = None
 
-        def start(batch: range) -> Future[Any]:
-            return self._workers.submit(_probe_all, [paths[number] for number in batch], self._parts)
+        def here(number: int, poll: Callable[[], None]) -> Input | Exception:
+            def tell(done_bytes: int) -> None:
+                poll()
+                if report is not None:
+                    report(done_bytes)
 
-        work = SharedWork([1] * len(paths), _MAX_PROBES, self._workers, start, self.store, lambda _: None)
-        others = chain.from_iterable(work.results())
+            return _probed(paths[number], tell)
+
+        def unpack(found: list[bytes]) -> Iterable[Input | Exception]:
+            return map(pickle.loads, found)
+
+        sizes = [1] * len(paths)
+        results = self.share(sizes, _MAX_PROBES, here, _probe_all, paths.__getitem__, unpack, lambda _: None)
 
         def find(path: str, progress: Callable[[int], None] | None) -> Input:
-            def tell(done_bytes: int) -> None:
-                work.poll()
-                if progress is not None:
-                    progress(done_bytes)
-
-            if work.take() is not None:
-                return probe(path, tell)
-            found: Input | Exception = pickle.loads(next(others))  # noqa: S301 - from a worker of this merge
+            del path
+            nonlocal report
+            report = progress
+            found = next(results)
             if isinstance(found, Exception):
                 raise found
-            tell(found.bytes_read)
+            if progress is not None:
+                progress(found.bytes_read)
             return found
 
         return find
@@ -278,22 +172,103 @@ class MergeExecutor:
         self, make_job: Callable[[int], UnitJob], sizes_bytes: Sequence[int], file: BinaryIO, progress: MergeProgress
     ) -> Iterator[UnitResult]:
         """Write all units to a file, in their order. Yield the result of each."""
+        pack_behind = not self.max_running and usable_processors() > 1
 
-        def start(batch: range) -> Future[Any]:
-            return self._workers.submit(_write_part, [make_job(number) for number in batch], self._parts)
+        def here(unit: int, poll: Callable[[], None]) -> UnitResult:
+            def tell(number: int, done_bytes: int) -> None:
+                poll()
+                progress.at(number, done_bytes)
 
-        def tell(number: int, done_bytes: int) -> None:
-            work.poll()
-            progress.at(number, done_bytes)
+            return write_unit(make_job(unit), file, self.folder, tell, pack_behind=pack_behind)
 
-        work = SharedWork(sizes_bytes, _MAX_BATCH_BYTES, self._workers, start, self.store, progress.add)
-        pack_behind = not self._workers.max_running and usable_processors() > 1
-        while (number := work.take()) is not None:
-            yield write_unit(make_job(number), file, self.folder, tell, pack_behind=pack_behind)
-        for results, part in work.results():
-            assert self._parts is not None, "workers have written it"
+        def append(written: tuple[list[UnitResult], str]) -> list[UnitResult]:
+            results, part = written
+            assert self._parts is not None
             self._parts.append(part, file)
-            yield from results
+            return results
+
+        return self.share(sizes_bytes, _MAX_BATCH_BYTES, here, _write_part, make_job, append, progress.add)
+
+    def share(
+        self,
+        sizes: Sequence[int],
+        max_size: int,
+        here: Callable[[int, Callable[[], None]], _Result],
+        on_worker: Callable[[list[Any], PartStore], Any],
+        argument: Callable[[int], Any],
+        results_of: Callable[[Any], Iterable[_Result]],
+        finished: Callable[[int], None],
+    ) -> Iterator[_Result]:
+        """Do tasks 0 to n - 1 from both ends at the same time. Yield the result of each, in their order.
+
+        Args:
+            sizes: The size of each task.
+            max_size: The limit of a batch.
+            here: Does a task in this process, and calls the given function now and then to keep the workers busy.
+            on_worker: Does a batch on a worker, from the arguments of its tasks.
+            argument: Returns the argument of a task.
+            results_of: Returns the results of the tasks of a batch from that of the worker.
+            finished: Called with the size of a finished batch.
+        """
+        first, end, left = 0, len(sizes), sum(sizes)
+        batches: list[range] = []  # in the order they were submitted: the last tasks first
+        done: SimpleQueue[Future[Any]] = SimpleQueue()
+        stored: dict[int, tuple[int, int]] = {}  # first task of a batch to the place of its result
+
+        def submit() -> None:
+            nonlocal end, left
+            # Ever smaller batches, so that all end at about the same time.
+            limit = min(max_size, left // (2 * (self.max_running + 1)))
+            start, size = end - 1, sizes[end - 1]
+            while start > first and size + sizes[start - 1] <= limit:
+                start -= 1
+                size += sizes[start]
+            batch = range(start, end)
+            end, left = start, left - size
+            batches.append(batch)
+            assert self._executor is not None
+            assert self._parts is not None
+            with _explained_deaths():
+                future = self._executor.submit(on_worker, list(map(argument, batch)), self._parts)
+            self._running[future] = batch
+            future.add_done_callback(done.put)
+
+        def receive() -> None:
+            future = done.get()
+            batch = self._running.pop(future)
+            with _explained_deaths():
+                stored[batch.start] = self.store.put(future.result())
+            finished(sum(sizes[number] for number in batch))
+
+        def poll() -> None:
+            while not done.empty():
+                receive()
+            while first < end and len(self._running) < self.max_running:
+                submit()
+
+        while first < end:
+            number = first
+            first += 1
+            left -= sizes[number]
+            poll()
+            yield here(number, poll)
+        for batch in reversed(batches):
+            while batch.start not in stored:
+                receive()
+            yield from results_of(self.store.get(stored.pop(batch.start)))
+
+
+@contextmanager
+def _explained_deaths() -> Iterator[None]:
+    from concurrent.futures import BrokenExecutor  # loaded where there are workers
+
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise MergeError(
+            "a worker of the merge ended before its work was done, perhaps killed for want of memory; nothing was written "
+            f"({error}); try fewer workers"
+        ) from error
 
 
 class MergeProgress:
@@ -341,23 +316,28 @@ class MergeProgress:
 
 
 def _probe_all(paths: list[str], parts: PartStore) -> list[bytes]:
-    return [_probed(path, parts) for path in paths]
+    return [_pickled(_probed(path, _checker(parts))) for path in paths]
 
 
-def _probed(path: str, parts: PartStore) -> bytes:
+def _probed(path: str, progress: Callable[[int], None]) -> Input | Exception:
     try:
-        parts.check()
-        return pickle.dumps(probe(path, _checker(parts)))
-    except RecursionError:  # the header is nested too deeply to be pickled
-        return pickle.dumps(RecursionError())
+        progress(0)
+        return probe(path, progress)
     except (TraceFormatError, StorageError, MergeError) as error:
-        return pickle.dumps(error)
+        return error
+
+
+def _pickled(found: Input | Exception) -> bytes:
+    try:
+        return pickle.dumps(found)
+    except RecursionError:  # the header is nested too deeply
+        return pickle.dumps(RecursionError())
 
 
 def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult], str]:
     """Write units to a new part; return their results and the name of the part."""
-    parts.check()
     check = _checker(parts)
+    check()
     try:
         with parts.create() as (file, part):
             folder = str(Path(file.name).parent)
@@ -368,8 +348,8 @@ def _write_part(jobs: list[UnitJob], parts: PartStore) -> tuple[list[UnitResult]
 
 
 def _checker(parts: PartStore) -> Callable[..., None]:
-    """Return a progress callback that raises MergeError soon after the merge has ended."""
-    due_s = time.monotonic() + parts.check_s
+    """Return a progress callback that raises MergeError if the merge has ended: at the first call, then now and then."""
+    due_s = 0.0
 
     def check(*_: int) -> None:
         nonlocal due_s

@@ -93,16 +93,15 @@ class PartStore:
     @contextlib.contextmanager
     def create(self) -> Iterator[tuple[BinaryIO, str]]:
         """Open a new file for a part, yield it with the name of the part, and upload it if parts are objects."""
-        name = f"part.{uuid4().hex}"
+        part = os.path.join(self.place, f"part.{uuid4().hex}")  # noqa: PTH118 - an object, too
         if not self.is_remote:
-            path = Path(self.place, name)
-            with path.open("w+b") as file:
-                yield file, str(path)
+            with Path(part).open("w+b") as file:
+                yield file, part
             return
         with tempfile.NamedTemporaryFile(prefix="tracekit-merge-") as scratch:
-            yield cast("BinaryIO", scratch), self.place + name
+            yield cast("BinaryIO", scratch), part
             scratch.flush()
-            self._upload(scratch.name, self.place + name)
+            self._upload(scratch.name, part)
 
     def _upload(self, local: str, url: str) -> None:
         try:
@@ -118,13 +117,12 @@ class PartStore:
 
     def append(self, part: str, file: BinaryIO) -> None:
         """Append a part to a file, and remove it."""
-        if not self.is_remote:
+        if self.is_remote:
+            with open_read(part) as source:
+                while piece := _read(source, part):
+                    file.write(piece)
+        else:
             _append_file(part, file)
-            Path(part).unlink()
-            return
-        with open_read(part) as source:
-            while piece := _read(source, part):
-                file.write(piece)
         remove_all(part)
 
 

@@ -86,23 +86,18 @@ class ScratchFolder:
 
     def remove(self) -> None:
         """Remove the folder. Raises nothing; the next merge removes what remains."""
-        tries = 3  # a worker of a broken pool may just have made a file
-        while (others := self._others()) and tries:
-            tries -= 1
-            for name in others:
-                with contextlib.suppress(OSError):
-                    os.unlink(self.path / name)
+        for _ in range(3):  # a worker of a broken pool may just have made a file
+            with contextlib.suppress(OSError):
+                for path in self.path.iterdir():
+                    with contextlib.suppress(OSError):
+                        if path.name != OWNER:
+                            path.unlink()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-        if not others:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    def _others(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self.path) if name != OWNER]  # noqa: PTH208 - names
-        except OSError:
-            return []
+        with contextlib.suppress(OSError):
+            if [path.name for path in self.path.iterdir()] in ([], [OWNER]):
+                shutil.rmtree(self.path)
 
 
 class ScratchStore:
@@ -171,24 +166,21 @@ def remove_stale(parent: Path, name: str) -> None:
 
 
 def _remove_if_stale(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with contextlib.ExitStack() as opened:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        opened.callback(os.close, folder)
         if os.fstat(folder).st_uid != os.geteuid():
             return
         # O_NONBLOCK: opening a pipe must not wait for its writer.
         file = os.open(OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        try:
-            owner = _read_owner(file)
-            if owner is None:
-                return
-            if not _is_local(owner, file):
-                _warn_if_old(path, folder, owner)
-            elif _lock(file):
-                _remove(path, folder)
-        finally:
-            os.close(file)
-    finally:
-        os.close(folder)
+        opened.callback(os.close, file)
+        owner = _read_owner(file)
+        if owner is None:
+            return
+        if not _is_local(owner, file):
+            _warn_if_old(path, folder, owner)
+        elif _lock(file):
+            _remove(path, folder)
 
 
 def _read_owner(file: int) -> dict[str, Any] | None:

@@ -186,8 +186,8 @@ class Encoder(Protocol):
     def encode(self, events: bytes) -> bytes:
         """Return what the next events add to the output."""
 
-    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterable[bytes]:
-        """Return what follows the events of the unit. For ``closing`` see `UnitRewriter.closing`."""
+    def close(self, processes: Sequence[Process], tables: bytes) -> Iterable[bytes]:
+        """Return what follows the events of the unit, with the tables for a further merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class InputResult:
     written: dict[str, int] = field(default_factory=partial(defaultdict, int))
     dropped: dict[str, int] = field(default_factory=partial(defaultdict, int))
     repaired: dict[str, int] = field(default_factory=partial(defaultdict, int))
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=partial(defaultdict, int))
     repairs: list[Finding] = field(default_factory=list)
     drops: list[Finding] = field(default_factory=list)
     accounts: Accounts = field(default_factory=Accounts)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.formats.decimal_time import EPOCH_NS, EXACT_SPANS_NS, exact_time, format_us, parse_us
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import without_final_backslash
+from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
 from tracekit.formats.trace_event import (
     PHASES,
     UNSET,
@@ -36,7 +37,7 @@ from tracekit.merge.plan.titles import WORK_CATEGORIES, work_of
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tracekit.merge.align.domains import ClockMap
     from tracekit.merge.plan.plan import UnitInput, UnitJob
@@ -83,14 +84,7 @@ def padded_tid(tid: int) -> Raw:
 class EventRewriter:
     """Rewrites the events of one input, in the order of the file, and hands them to a rewriter."""
 
-    def __init__(
-        self,
-        rewriter: AnyRewriter,
-        tracks: UnitTracks,
-        item: UnitInput,
-        job: UnitJob,
-        name_frames: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, rewriter: AnyRewriter, tracks: UnitTracks, item: UnitInput, job: UnitJob) -> None:
         self.result = InputResult()
         self._written, self._dropped, self._repaired = self.result.written, self.result.dropped, self.result.repaired
         self._rewriter = rewriter
@@ -99,7 +93,7 @@ class EventRewriter:
         self._shift_ns = item.shift_ns
         self._warp = item.warp
         self._least_ns = max(-item.shift_ns, EPOCH_NS if item.source.base_ns == 0 else NO_TIME_LIMIT)
-        self._exact_times = job.make_encoder is None
+        self._exact_times = job.make_encoder is None  # in JSON
         self._most_ns = MAX_EXACT_NS if self._exact_times else MAX_EASY_NS
         self.offset = max(item.namespace, 0) * NAMESPACE
         self._namespaces = item.moved_namespaces
@@ -108,8 +102,9 @@ class EventRewriter:
         self._snaps = job.snap_ns > 0
         self._odd_ids: dict[bytes, int] = {}
         self._places: dict[tuple[Any, Any], tuple[int, Raw, int]] = {}  # the new pid, tid and track, by pid and tid
-        self._name_frames = name_frames
-        self.chosen = None if item.chosen is None else item.chosen.fresh()
+        self._frames: StackFrames | None = None  # read when an event first names one
+        # Why each event is left out on request.
+        self._verdicts: Iterator[str] = repeat("") if item.chosen is None else item.chosen.verdicts()
         # For slices that names and categories cannot pair.
         self._labels = iter(_pair_labels(item)) if has_lanes(item) else None
 
@@ -129,18 +124,19 @@ class EventRewriter:
         self.note(run)
         for event in run:
             self.result.read[event.ph[:1] if type(event.ph) is str else ""] += 1
-        reasons: Iterator[str] = repeat("")
-        if self.chosen is not None:
-            run = self.chosen.of_ranks(run)
-            reasons = iter(self.chosen.judge_run([event for event in run if event.ph != "M"]))
+        if self._item.chosen is not None:
+            whole, run = run, self._item.chosen.of_ranks(run)
+            if len(run) < len(whole):
+                self.result.left_out["rank"] += len(whole) - len(run)
         for event in run:
             if event.ph != "M":
-                self._rewrite(event, next(reasons))
+                self._rewrite(event, next(self._verdicts, ""))
             elif self._tracks.takes_metadata(event):
                 self._rewrite_metadata(event)
 
     def finish(self) -> None:
-        """Write the metadata that was kept back, after the last event of the input."""
+        """After the last event of the input, write the metadata that was kept back, and complete the result."""
+        self.result.stack_frames = {} if self._frames is None else self._frames.used
         kept, unused = self._tracks.end_input()
         for event in kept:
             self._rewrite_metadata(event)
@@ -167,8 +163,11 @@ class EventRewriter:
             pid, tid, log = self._tracks.place(event.pid, event.tid, event.cat)
             place = self._places[event.pid, event.tid] = (pid, padded_tid(tid), log)
         event.pid, event.tid, log = place  # type: ignore[assignment]
-        if why or isinstance(start, str):
-            self._dropped[why or start] += 1  # type: ignore[index]
+        if why:
+            self.result.left_out[why] += 1
+            return
+        if isinstance(start, str):
+            self._dropped[start] += 1
             return
         if self._warp is not None and event.dur is not UNSET:
             self._warp_duration(event, self._warp)
@@ -194,8 +193,8 @@ class EventRewriter:
         elif phase in "iIR" and raw_field(event.s) == b'"g"':
             # A global instant is on one track of the whole trace, without its rank.
             event.s = _SCOPE_PROCESS
-        if event.sf is not UNSET or event.extra is not UNSET:
-            self._name_frames(event)
+        if event.sf is not UNSET or (event.extra is not UNSET and "esf" in event.extra):
+            self._change_frames(event)
         if self._args and phase != "C" and event.args is not UNSET and not raw_field(event.name).startswith(_OWN):
             self._limit_args(event)
         if phase in "BE" and self._labels is None:
@@ -298,6 +297,13 @@ class EventRewriter:
             event.ts = UNSET if isinstance(time, str) else Raw(format_us(time))
         self._write(event)
 
+    def _change_frames(self, event: Event) -> None:
+        """Change the stack frames that an event names."""
+        if self._frames is None:
+            self._frames = StackFrames(_table_of_frames(self._item))
+        if self._frames:
+            (self._frames.rename if self._exact_times else self._frames.write_out)(event)
+
     # Ids.
 
     def _flow_id(self, raw: Any) -> Raw:
@@ -384,6 +390,15 @@ class EventRewriter:
             event.extra = dict(list(extra.items())[:_MAX_EXTRA_KEYS])
 
 
+def _table_of_frames(item: UnitInput) -> Any:
+    """Read the table of stack frames, which may follow the events."""
+    with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
+        if STACK_FRAMES not in reader.header:
+            for _ in reader.runs():
+                pass
+        return reader.header.get(STACK_FRAMES)
+
+
 def has_lanes(item: UnitInput) -> bool:
     """Return True for an earlier merge with lanes."""
     return any(lane for known in item.source.processes.values() for _, lane in known.threads.values())
@@ -394,12 +409,11 @@ def _pair_labels(item: UnitInput) -> list[int]:
 
     Those of ranks that are not selected are not counted.
     """
-    chosen = None if item.chosen is None else item.chosen.fresh()
     halves: dict[tuple[object, object], list[tuple[int, int, bool, bytes, bytes]]] = {}
     count = 0
     with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
         for run in reader.runs():
-            for event in run if chosen is None else chosen.of_ranks(run):
+            for event in run if item.chosen is None else item.chosen.of_ranks(run):
                 phase = event.ph[:1] if type(event.ph) is str else ""
                 if phase not in ("B", "E"):
                     continue

@@ -288,12 +288,10 @@ class Lanes:
 
     def _find(self, end: int) -> int:
         if self._fits[1] < end:
-            lower, self._size = self._fits, 2 * self._size
+            self._size *= 2
             self._fits = [NEVER_ENDS] * (2 * self._size)
-            for number in range(self._size // 2):
-                self._fits[self._size + number] = lower[self._size // 2 + number]
-            for node in range(self._size - 1, 0, -1):
-                self._fits[node] = max(self._fits[2 * node], self._fits[2 * node + 1])
+            for number in range(len(self._stacks)):
+                self._update(number)
         node = 1
         while node < self._size:
             node = 2 * node if self._fits[2 * node] >= end else 2 * node + 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit import core
 from tracekit.errors import MergeError, TraceFormatError
@@ -21,7 +21,6 @@ from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.repair import without_final_backslash
 from tracekit.formats.merged_head import CLOCK_CATEGORY, GAP_NAME, INPUT_EVENT, PROCESS_EVENT, clock_instant
-from tracekit.formats.stack_frames import STACK_FRAMES, StackFrames
 from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, encode_json
 from tracekit.merge.plan.plan import UnitResult
 from tracekit.merge.plan.titles import metadata_event, name_events, process_title
@@ -35,12 +34,10 @@ if TYPE_CHECKING:
 
     from tracekit.core import _merge
     from tracekit.formats.gzip_codec import GzipWriter
-    from tracekit.formats.trace_event import Event
     from tracekit.merge.align.collective_sets import AddedEvent
     from tracekit.merge.plan.plan import Encoder, UnitInput, UnitJob
     from tracekit.merge.plan.titles import Process
     from tracekit.merge.rewrite.rewriter import AnyRewriter
-    from tracekit.merge.selection.event_filter import EventFilter
 
 
 _MORE: Final = 0
@@ -130,8 +127,7 @@ class UnitRewriter:
 
     def _input(self, item: UnitInput) -> Iterator[None]:
         self.tracks.begin_input(item)
-        frames = _Frames(item, write_out=self._job.make_encoder is not None)
-        events = EventRewriter(self.rewriter, self.tracks, item, self._job, frames.take)
+        events = EventRewriter(self.rewriter, self.tracks, item, self._job)
         result = self.result.inputs[item.number] = events.result
         try:
             with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
@@ -145,7 +141,7 @@ class UnitRewriter:
                 self._add(item.added)
                 for event in item.added:
                     result.written[event.phase] += 1
-            result.clock_events = self._show_clocks(item, events.chosen)
+            result.clock_events = self._show_clocks(item)
             if result.clock_events:
                 result.written["n"] += result.clock_events
             yield
@@ -153,10 +149,7 @@ class UnitRewriter:
             raise _changed(item) from error
         if item.source.stamp.differs(stamp_of(item.source.path)):
             raise _changed(item)
-        if events.chosen is not None:
-            result.left_out = events.chosen.left_out(result.dropped)
-        result.repairs, result.drops = reader.repairs, reader.drops
-        result.stack_frames, result.bytes_read = frames.used, reader.bytes_read
+        result.repairs, result.drops, result.bytes_read = reader.repairs, reader.drops, reader.bytes_read
 
     def _begin(self, item: UnitInput, events: EventRewriter) -> bool:
         """Begin an input in the core; return False where all of its events are rewritten in Python."""
@@ -221,16 +214,16 @@ class UnitRewriter:
             at = text.index(_TID) + len(_TID)
             self.rewriter.append(text, log if logged else -1, ord(event.phase), event.time_ns, event.time_ns, at)
 
-    def _show_clocks(self, item: UnitInput, chosen: EventFilter | None) -> int:
+    def _show_clocks(self, item: UnitInput) -> int:
         """Write an instant for each clock to show; return how many."""
-        count = 0
+        chosen, count = item.chosen, 0
         for clock in item.clocks:
             track = self.tracks.first_track(clock.rank)
             if track is None:
                 continue
             raw, pid, tid = track
             file_ns = item.start_ns - item.shift_ns
-            if chosen is not None and chosen.judge((raw, 0), b"", _CLOCK_CATEGORY, file_ns, file_ns, sliced=False):
+            if chosen is not None and chosen.judge(raw, b"", _CLOCK_CATEGORY, file_ns, file_ns, sliced=False):
                 continue
             instant = clock_instant(clock, pid, padded_tid(tid), item.start_ns)
             self.rewriter.append(without_final_backslash(encode_json(instant)))
@@ -243,37 +236,6 @@ def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
         events.take_names(metadata)
     if noted := core_rewriter.noted():
         events.note(decode_run(noted))
-
-
-class _Frames:
-    """The stack frames of an input. Their table is read when an event first names one."""
-
-    def __init__(self, item: UnitInput, *, write_out: bool) -> None:
-        self._item = item
-        self._write_out = write_out
-        self._frames: StackFrames | None = None
-
-    @property
-    def used(self) -> dict[str, bytes]:
-        return {} if self._frames is None else self._frames.used
-
-    def take(self, event: Event) -> None:
-        """Change the stack frames that an event names."""
-        if event.sf is UNSET and (event.extra is UNSET or "esf" not in event.extra):
-            return
-        if self._frames is None:
-            self._frames = StackFrames(_table_of(self._item))
-        if self._frames:
-            (self._frames.write_out if self._write_out else self._frames.rename)(event)
-
-
-def _table_of(item: UnitInput) -> Any:
-    """Read the table of stack frames, which may follow the events."""
-    with TraceReader(item.source.path, limit_bytes=item.source.stamp.limit_bytes) as reader:
-        if STACK_FRAMES not in reader.header:
-            for _ in reader.runs():
-                pass
-        return reader.header.get(STACK_FRAMES)
 
 
 def _changed(item: UnitInput) -> MergeError:
@@ -292,20 +254,6 @@ def _process_table(process: Process) -> bytes:
             "threads": sorted([thread.tid, thread.key, thread.lane] for thread in process.threads.values()),
         }
     )
-
-
-class _TextEncoder:
-    """Leaves events as they are."""
-
-    def __init__(self, folder: str) -> None:
-        del folder
-
-    def encode(self, events: bytes) -> bytes:
-        return events
-
-    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> list[bytes]:
-        del processes
-        return [without_final_backslash(closing())]
 
 
 class _Aside:
@@ -376,13 +324,12 @@ def write_unit(
     """
     unit = UnitRewriter(job, folder, progress)
     start = file.tell()
-    make_encoder = job.make_encoder or _TextEncoder
-    encoder, held, size_bytes, encoded_bytes = make_encoder(folder), [], 0, 0
-    is_written = False
+    encoder = None if job.make_encoder is None else job.make_encoder(folder)
+    held, size_bytes, encoded_bytes = [], 0, 0
     with packed(job.output, file, behind=pack_behind) as sink, _Aside(folder) as aside:
-        is_patchable = sink is file and job.make_encoder is None
+        is_patchable = sink is file and encoder is None
         for _ in unit.steps():
-            if is_written:
+            if is_patchable and size_bytes > _HELD_BYTES:
                 unit.rewriter.write(file.fileno(), start)
                 continue
             if aside.is_used:
@@ -392,25 +339,24 @@ def write_unit(
             size_bytes += len(held[-1])
             if size_bytes > _HELD_BYTES:
                 if is_patchable or not unit.rewriter.overlaps():
-                    sink.write(encoder.encode(b"".join(held)))
+                    sink.write(_encoded(encoder, b"".join(held)))
                     encoded_bytes = size_bytes
                 else:
                     aside.begin(encoded_bytes, held)
                 held.clear()
                 if is_patchable:
                     file.flush()
-                    is_written = True
-        if is_written:
-            file.seek(0, os.SEEK_END)
         needs_patches = unit.finish() > 0 or unit.rewriter.overlaps()
         if size_bytes <= _HELD_BYTES:
             text = b"".join(held)
-            sink.write(encoder.encode(unit.rewriter.lay(text, 0) if needs_patches else text))
-        elif needs_patches and is_patchable:
-            unit.rewriter.write_patches(file.fileno(), start)
+            sink.write(_encoded(encoder, unit.rewriter.lay(text, 0) if needs_patches else text))
+        elif is_patchable:
+            file.seek(0, os.SEEK_END)
+            if needs_patches:
+                unit.rewriter.write_patches(file.fileno(), start)
         elif aside.patch(unit.rewriter):
             for text in aside.texts():
-                sink.write(encoder.encode(text))
+                sink.write(_encoded(encoder, text))
         elif needs_patches:
             unit.result.twice = True
         if not unit.result.twice:
@@ -418,14 +364,21 @@ def write_unit(
     if unit.result.twice:
         file.seek(start)
         file.truncate()
-        encoder = make_encoder(folder)
+        encoder = None if job.make_encoder is None else job.make_encoder(folder)
         with packed(job.output, file, behind=pack_behind) as sink:
             for _, text in UnitRewriter(job, folder, progress).patched(unit):
-                sink.write(encoder.encode(text))
+                sink.write(_encoded(encoder, text))
             _close(unit, encoder, sink)
     return unit.result
 
 
-def _close(unit: UnitRewriter, encoder: Encoder, sink: BinaryIO | GzipWriter) -> None:
-    for piece in encoder.close(unit.processes, unit.closing):
-        sink.write(piece)
+def _encoded(encoder: Encoder | None, events: bytes) -> bytes:
+    return events if encoder is None else encoder.encode(events)
+
+
+def _close(unit: UnitRewriter, encoder: Encoder | None, sink: BinaryIO | GzipWriter) -> None:
+    if encoder is None:
+        sink.write(without_final_backslash(unit.closing()))
+    else:
+        for piece in encoder.close(unit.processes, unit.closing(names=False)):
+            sink.write(piece)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Input
     from tracekit.merge.write.event_counts import EventCounts
 
-    Progress = Callable[[int, int], None] | None
+    Progress = Callable[[int, int], None]
 
 _MAX_NAME: Final = 80  # with what makes it unique, a tar header's 99
 _NO_EVENTS: Final = -1  # in place of a new pid
@@ -76,25 +76,19 @@ class Archive:
                 member.reason = member.reason or ("its clock drifts" if drifts else _unfit(member.item, found))
         _separate(self._members)
 
-    @property
-    def rewritten(self) -> dict[str, str]:
-        """Why inputs are not in the archive as they are, by path."""
+    def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> dict[str, str]:
+        """Write the archive to a seekable file, and count its events. Return why inputs are not in it as they are, by path."""
+        (write_tar if self._output.endswith(".tar") else write_zip)(file, self._pieces(counts, progress))
         return {member.item.shown: member.reason for member in self._members if member.reason}
 
-    def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> None:
-        """Write the archive to a seekable file, and count its events."""
-        (write_tar if self._output.endswith(".tar") else write_zip)(file, self._pieces(progress))
-        for result in self._results:
-            counts.take(result)
-
-    def _pieces(self, progress: Progress) -> Iterator[tuple[str, Iterable[bytes]]]:
+    def _pieces(self, counts: EventCounts, progress: Progress) -> Iterator[tuple[str, Iterable[bytes]]]:
         yield MANIFEST_NAME, [self._manifest()]
         for unit, result in zip(self._plan.layout.units, self._results, strict=True):
             texts: Iterable[tuple[int, bytes]] = [(number, b"") for number in unit]
             if any(self._members[number].reason for number in unit):
                 first = self._rewritten(unit)
                 result.moved = first.result.moved
-                texts = self._rewriter(unit, progress).patched(first)
+                texts = UnitRewriter(self._plan.job(unit, None, ""), self._folder, progress).patched(first)
             for number, own in groupby(texts, itemgetter(0)):
                 member, found = self._members[number], result.inputs[number]
                 if member.reason:
@@ -104,6 +98,7 @@ class Archive:
                     yield member.name, _copied(member.item, number, progress)
                     copied = InputResult(found.read, dict(found.read), repairs=found.repairs, accounts=found.accounts)
                     result.inputs[number] = copied
+            counts.take(result)
 
     def _manifest(self) -> bytes:
         shifts = [0 if member.reason else member.shift_ns for member in self._members]
@@ -122,11 +117,8 @@ class Archive:
         # Perfetto recognises the document by its first bytes.
         return encode_json({MANIFEST_KEY: {"version": 1, "files": files, "attributes": attributes}}) + b"\n"
 
-    def _rewriter(self, unit: list[int], progress: Progress = None) -> UnitRewriter:
-        return UnitRewriter(self._plan.job(unit, None, ""), self._folder, progress)
-
     def _rewritten(self, unit: list[int]) -> UnitRewriter:
-        rewriter = self._rewriter(unit)
+        rewriter = UnitRewriter(self._plan.job(unit, None, ""), self._folder)
         for _ in rewriter.steps():
             rewriter.rewriter.take()
         rewriter.finish()
@@ -197,7 +189,6 @@ def _copied(item: Input, number: int, progress: Progress) -> Iterator[bytes]:
         while piece := stream.read():
             yield piece
             done_bytes += len(piece)
-            if progress is not None:
-                progress(number, done_bytes)
+            progress(number, done_bytes)
     if item.stamp.differs(stamp_of(item.path)):
         raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")

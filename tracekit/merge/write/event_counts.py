@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.json.repair import without_final_backslash
@@ -38,11 +39,6 @@ def is_loss(reason: str) -> bool:
     return reason not in _HARMLESS
 
 
-def _drop_of(path: str, reason: str, count: int, offset_bytes: int | None = None) -> Drop:
-    """Return the report of events dropped for a reason."""
-    return Drop(path, reason, count, offset_bytes, is_loss(reason))
-
-
 class EventCounts:
     """Counts what is written. The output need not be written in the order of the inputs."""
 
@@ -51,7 +47,9 @@ class EventCounts:
         self.stack_frames = JoinedFrames()
         self.losses: list[RecordingLoss] = []
         self._items = items
-        self._all = InputResult()
+        self._read: Counter[str] = Counter()
+        self._written: Counter[str] = Counter()
+        self._clock_events = 0
         self._events = [0] * len(items)
         self._findings: dict[int, tuple[list[Repair], list[Drop], list[LeftOut]]] = {}
         self._written_twice: list[int] = []
@@ -74,16 +72,15 @@ class EventCounts:
 
     def _take_input(self, number: int, result: InputResult) -> None:
         path = self._items[number].shown
-        for counts, own in ((self._all.read, result.read), (self._all.written, result.written)):
-            for phase, count in own.items():
-                counts[phase] += count
-        self._all.clock_events += result.clock_events
+        self._read.update(result.read)
+        self._written.update(result.written)
+        self._clock_events += result.clock_events
         self._events[number] = sum(result.read.values())
         self.stack_frames.take(result.stack_frames)
         repaired = [Repair(path, found.kind, found.count, found.offset_bytes, found.detail) for found in result.repairs]
         repaired += [Repair(path, kind, count, None, "") for kind, count in sorted(result.repaired.items())]
-        dropped = [_drop_of(path, found.kind, found.count, found.offset_bytes) for found in result.drops]
-        dropped += [_drop_of(path, reason, count) for reason, count in sorted(result.dropped.items())]
+        dropped = [Drop(path, one.kind, one.count, one.offset_bytes, is_loss(one.kind)) for one in result.drops]
+        dropped += [Drop(path, why, count, None, is_loss(why)) for why, count in sorted(result.dropped.items())]
         left_out = [LeftOut(path, why, count) for why, count in sorted(result.left_out.items())]
         if repaired or dropped or left_out:
             self._findings[number] = repaired, dropped, left_out
@@ -98,7 +95,7 @@ class EventCounts:
     ) -> MergeReport:
         """Return the report, when everything is noted."""
         total, found = self.total, [findings for _, findings in sorted(self._findings.items())]
-        self._all.written["M"] += total.added
+        self._written["M"] += total.added
         ranks = sorted(placed.clocks.keys() | total.titles.keys())
         return MergeReport(
             output=without_secrets(output),
@@ -111,11 +108,11 @@ class EventCounts:
             ],
             recording_losses=_in_order(self.losses),
             ranks=[_rank_report(rank, placed.clocks.get(rank), total.titles.get(rank, [])) for rank in ranks],
-            events_in=dict(sorted(self._all.read.items())),
-            events_out={phase: count for phase, count in sorted(self._all.written.items()) if count > 0},
+            events_in=dict(sorted(self._read.items())),
+            events_out={phase: count for phase, count in sorted(self._written.items()) if count > 0},
             metadata_added=total.added,
             collective_events_added=collective_events,
-            clock_events_added=self._all.clock_events,
+            clock_events_added=self._clock_events,
             overlaps_moved=total.moved,
             overlaps_snapped=total.snapped,
             largest_snap_ns=total.largest_snap_ns,
@@ -206,7 +203,6 @@ def _input_report(item: Input, events: int) -> InputReport:
 
 def _rank_report(rank: int, clock: RankClock | None, processes: list[str]) -> RankReport:
     if clock is None:
-        clock = RankClock(rank=rank, source=_UNKNOWN, aligned=False, words=_UNKNOWN)
-    return RankReport(
-        rank, clock.words, processes, clock.source, clock.aligned, clock.offset_ns, clock.drift_ppm, clock.error_ns
-    )
+        return RankReport(rank, _UNKNOWN, processes, _UNKNOWN, aligned=False, offset_ns=0, drift_ppm=0.0, error_ns=None)
+    facts = clock.source, clock.aligned, clock.offset_ns, clock.drift_ppm, clock.error_ns
+    return RankReport(rank, clock.words, processes, *facts)

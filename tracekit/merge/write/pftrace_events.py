@@ -33,8 +33,6 @@ from tracekit.merge.write.pftrace_packets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracekit.merge.write.pftrace_packets import AnyStore
 
 _OTHER_FIELDS: Final = ("id", "id2", "scope", "tts", "tdur", "cname", "sf", "stack")
@@ -67,11 +65,99 @@ _MAX_INT64: Final = 2**63 - 1
 _MAX_UINT64: Final = 2**64 - 1
 
 
-class Arguments:
-    """Encodes arguments as debug annotations. ``intern`` returns the number of a text in a table, 0 to write it out."""
+class EventRecords:
+    """Turns events into records, and arguments into debug annotations."""
 
-    def __init__(self, intern: Callable[[int, bytes], int]) -> None:
-        self._intern = intern
+    def __init__(self, records: AnyStore, base_ns: int, flow_offset: int) -> None:
+        self._records = records
+        self._intern = records.intern
+        self._base_ns = base_ns
+        self._flow_offset = flow_offset
+
+    def add(self, event: Event) -> None:
+        """Take an event other than metadata."""
+        phase: Any = event.ph
+        pid: Any = event.pid
+        tid: Any = event.tid
+        time = None if event.ts is UNSET else parse_us(bytes(event.ts))
+        # Viewers follow no later time.
+        start = -1 if time is None else min(self._base_ns + time, LAST_NS)
+        is_placed = isinstance(pid, int) and isinstance(tid, int) and 0 <= pid <= _MAX_PID >= tid >= 0
+        if not isinstance(phase, str) or not is_placed or start < 0:
+            raise ValueError("an event without a usable phase, pid, tid or time")
+        if phase == "C":
+            self._counter(event, pid, start)
+            return
+        # The core interns the texts of an event in the same order.
+        category, name = _utf8(event.cat), _utf8(event.name)
+        uuid, end, kind = thread_uuid(pid, tid), start, INSTANT
+        if phase == "X":
+            duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
+            kind, end = SLICE, min(start + max(duration or 0, 0), LAST_NS)
+        elif phase in _FLOWS:
+            bound = phase != "f" or raw_field(event.bp) == b'"e"'
+            kind = FLOW if bound else NEXT_FLOW
+            self._records.add(kind, uuid, pid, start, start, category, name, self._flow(event, bound and phase == "f"))
+            return
+        elif phase in _HALVES:
+            kind = _HALVES[phase]
+            if phase in _ASYNC:
+                uuid = self._async_uuid(event, pid)
+        elif phase in _INSTANTS and event.s is not UNSET and bytes(event.s) == b'"p"':
+            uuid = process_uuid(pid)
+        for table, text in ((CATEGORIES, category), (NAMES, name)):
+            if text:
+                self._intern(table, text)
+        # Keep the phase of events that viewers do not show.
+        shown = phase == "X" or phase in _HALVES or phase in _INSTANTS
+        rest = self._rest(event, "" if shown else phase)
+        self._records.add(kind, uuid, pid, start, end, category, name, rest)
+
+    def _rest(self, event: Event, phase: str) -> bytes:
+        fields = b"" if event.args is UNSET else self.arguments(bytes(event.args))
+        other = {
+            name: decode_or_none(getattr(event, name)) for name in _OTHER_FIELDS if getattr(event, name) is not UNSET
+        }
+        if event.ph in _ASYNC:
+            for name in ("id", "id2"):
+                other.pop(name, None)
+        if phase:
+            other["ph"] = phase
+        if event.extra is not UNSET:
+            other.update((name, decode_or_none(value)) for name, value in event.extra.items())
+        if other:
+            fields += self.argument("trace_event", other)
+        if event.bind_id is not UNSET:
+            out, in_ = bool(decode_or_none(event.flow_out)), bool(decode_or_none(event.flow_in))
+            if out or in_:
+                direction = _BOTH if out and in_ else _OUT if out else _IN
+                fields += block(6, number_field(8, self._flow_number(event.bind_id)) + number_field(13, direction))
+        return fields
+
+    def _flow(self, event: Event, ends_here: bool) -> bytes:
+        """Return a flow event in the form of the old format, which the engine ties to slices as it does with JSON."""
+        text = number_field(2, ord(str(event.ph))) + number_field(6, self._flow_number(event.id))
+        return block(6, text + number_field(12, 1) if ends_here else text)
+
+    def _flow_number(self, raw: Any) -> int:
+        text = raw_field(raw)
+        number = int(text) if text.isdigit() else uuid_of(b"flow", text)
+        return (self._flow_offset + number) & _MASK
+
+    def _counter(self, event: Event, pid: int, start: int) -> None:
+        name, number = field_text(event.name), "" if event.id is UNSET else f" id: {field_text(event.id)}"
+        values = decode_or_none(event.args)
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, (int, float)):
+                title = f"{name}{number} {key}".encode("utf-8", "replace")
+                uuid = uuid_of(b"counter", b"%d" % pid, title)
+                self._records.add(COUNTER, uuid, pid, start, start, unit_of(key).encode(), title, counter_value(value))
+
+    def _async_uuid(self, event: Event, pid: int) -> int:
+        """Return the track of an async event: events of one category and id nest in each other."""
+        fields = (raw_field(event.cat), raw_field(event.id2), raw_field(event.id))
+        what = (_SPACE.sub(rb"\1", field) for field in fields)  # the same with any spacing
+        return uuid_of(b"async", b"%d" % self._flow_offset, b"%d" % pid, *what)
 
     def arguments(self, raw: bytes) -> bytes:
         """Return the arguments of an event as fields, from their JSON text."""
@@ -132,101 +218,6 @@ class Arguments:
         if value is None or value in ([], {}):
             return b"\x68\x01" + self._text(json.dumps(value))
         return self._value(value, depth)
-
-
-class EventRecords:
-    """Turns events into records."""
-
-    def __init__(self, records: AnyStore, base_ns: int, flow_offset: int) -> None:
-        self._records = records
-        self._base_ns = base_ns
-        self._flow_offset = flow_offset
-        self._arguments = Arguments(records.intern)
-
-    def add(self, event: Event) -> None:
-        """Take an event other than metadata."""
-        phase: Any = event.ph
-        pid: Any = event.pid
-        tid: Any = event.tid
-        time = None if event.ts is UNSET else parse_us(bytes(event.ts))
-        # Viewers follow no later time.
-        start = -1 if time is None else min(self._base_ns + time, LAST_NS)
-        is_placed = isinstance(pid, int) and isinstance(tid, int) and 0 <= pid <= _MAX_PID >= tid >= 0
-        if not isinstance(phase, str) or not is_placed or start < 0:
-            raise ValueError("an event without a usable phase, pid, tid or time")
-        if phase == "C":
-            self._counter(event, pid, start)
-            return
-        # The core interns the texts of an event in the same order.
-        category, name = _utf8(event.cat), _utf8(event.name)
-        uuid, end, kind = thread_uuid(pid, tid), start, INSTANT
-        if phase == "X":
-            duration = None if event.dur is UNSET else parse_us(bytes(event.dur))
-            kind, end = SLICE, min(start + max(duration or 0, 0), LAST_NS)
-        elif phase in _FLOWS:
-            bound = phase != "f" or raw_field(event.bp) == b'"e"'
-            kind = FLOW if bound else NEXT_FLOW
-            self._records.add(kind, uuid, pid, start, start, category, name, self._flow(event, bound and phase == "f"))
-            return
-        elif phase in _HALVES:
-            kind = _HALVES[phase]
-            if phase in _ASYNC:
-                uuid = self._async_uuid(event, pid)
-        elif phase in _INSTANTS and event.s is not UNSET and bytes(event.s) == b'"p"':
-            uuid = process_uuid(pid)
-        for table, text in ((CATEGORIES, category), (NAMES, name)):
-            if text:
-                self._records.intern(table, text)
-        # Keep the phase of events that viewers do not show.
-        shown = phase == "X" or phase in _HALVES or phase in _INSTANTS
-        rest = self._rest(event, "" if shown else phase)
-        self._records.add(kind, uuid, pid, start, end, category, name, rest)
-
-    def _rest(self, event: Event, phase: str) -> bytes:
-        fields = b"" if event.args is UNSET else self._arguments.arguments(bytes(event.args))
-        other = {
-            name: decode_or_none(getattr(event, name)) for name in _OTHER_FIELDS if getattr(event, name) is not UNSET
-        }
-        if event.ph in _ASYNC:
-            for name in ("id", "id2"):
-                other.pop(name, None)
-        if phase:
-            other["ph"] = phase
-        if event.extra is not UNSET:
-            other.update((name, decode_or_none(value)) for name, value in event.extra.items())
-        if other:
-            fields += self._arguments.argument("trace_event", other)
-        if event.bind_id is not UNSET:
-            out, in_ = bool(decode_or_none(event.flow_out)), bool(decode_or_none(event.flow_in))
-            if out or in_:
-                direction = _BOTH if out and in_ else _OUT if out else _IN
-                fields += block(6, number_field(8, self._flow_number(event.bind_id)) + number_field(13, direction))
-        return fields
-
-    def _flow(self, event: Event, ends_here: bool) -> bytes:
-        """Return a flow event in the form of the old format, which the engine ties to slices as it does with JSON."""
-        text = number_field(2, ord(str(event.ph))) + number_field(6, self._flow_number(event.id))
-        return block(6, text + number_field(12, 1) if ends_here else text)
-
-    def _flow_number(self, raw: Any) -> int:
-        text = raw_field(raw)
-        number = int(text) if text.isdigit() else uuid_of(b"flow", text)
-        return (self._flow_offset + number) & _MASK
-
-    def _counter(self, event: Event, pid: int, start: int) -> None:
-        name, number = field_text(event.name), "" if event.id is UNSET else f" id: {field_text(event.id)}"
-        values = decode_or_none(event.args)
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, (int, float)):
-                title = f"{name}{number} {key}".encode("utf-8", "replace")
-                uuid = uuid_of(b"counter", b"%d" % pid, title)
-                self._records.add(COUNTER, uuid, pid, start, start, unit_of(key).encode(), title, counter_value(value))
-
-    def _async_uuid(self, event: Event, pid: int) -> int:
-        """Return the track of an async event: events of one category and id nest in each other."""
-        fields = (raw_field(event.cat), raw_field(event.id2), raw_field(event.id))
-        what = (_SPACE.sub(rb"\1", field) for field in fields)  # the same with any spacing
-        return uuid_of(b"async", b"%d" % self._flow_offset, b"%d" % pid, *what)
 
 
 def unit_of(name: str) -> str:

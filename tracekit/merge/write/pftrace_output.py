@@ -125,9 +125,9 @@ class PacketEncoder:
                     at = end
         return out
 
-    def close(self, processes: Sequence[Process], closing: Callable[..., bytes]) -> Iterator[bytes]:
-        """Yield the names of the processes and threads, and the packets of all events but metadata."""
-        yield self.encode(closing(names=False))
+    def close(self, processes: Sequence[Process], tables: bytes) -> Iterator[bytes]:
+        """Yield the tables, the names of the processes and threads, and the packets of all events but metadata."""
+        yield self.encode(tables)
         yield b"".join(sequence_packet(self._number, block(60, track)) for track in _describe_tracks(processes))
         while True:
             with self._storage_errors():
