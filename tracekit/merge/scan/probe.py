@@ -8,6 +8,7 @@ gives fewer events at each end, or all. The earliest time is that of the events 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
@@ -15,14 +16,20 @@ from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.decimal_time import EPOCH_NS, parse_us
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import is_kineto
+from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, raw_number, time_field
-from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.scan.input import FileStamp, Input, ProcessScan, stamp_of
-from tracekit.storage import is_remote, open_read
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, encode_json, raw_number, time_field
+from tracekit.formats.xprof import ANCHOR_EVENT, host_in_name, is_xprof_process, start_in_xplane, start_of_anchors
+from tracekit.merge.scan.input import FileStamp, Head, Input, stamp_of
+from tracekit.storage import is_remote, open_read, printable_name
+from tracekit.traces.inputs import base_of, rank_inside
+from tracekit.traces.labels import labels_of_trace
+from tracekit.traces.process_identity import IDENTITY_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tracekit.formats.xprof import ProfileStart
 
 _END_BYTES: Final = 64 * 1024
 """The size of the end of a file that is read."""
@@ -163,9 +170,7 @@ def _check(reader: TraceReader, survey: _Survey) -> None:
 def _found(
     path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, digest: int, *, whole: bool, has_end: bool
 ) -> Input:
-    header = reader.header
-    profile = None
-    own = header.get("tracekit")
+    header, own, profile = reader.header, reader.header.get("tracekit"), None
     if isinstance(own, dict) and "merge" in own:
         kind = "merged"
     elif survey.metadata:
@@ -178,6 +183,26 @@ def _found(
         kind, profile = "xprof", start_of_anchors(survey.anchors) or start_in_xplane(path)
     else:
         kind = "chrome"
+    metadata = survey.metadata if kind == "tracekit" else {}
+    composer_ranks = tuple(sorted(survey.composer_ranks)) if kind == "chrome" else ()
+    rank, name = rank_inside(header, metadata, composer_ranks), printable_name(path)
+    base_ns = base_of(header, metadata) or (profile and profile.start_ns)
+    if not base_ns:
+        base_ns = None if survey.epoch_lowest_ns is None else 0
+    identity = metadata if profile is None else profile.identity
+    if kind == "torch" and isinstance(own, dict):
+        identity = own
+    host = identity.get("host") or header.get("host_name")
+    if host is None and kind == "xprof":
+        host = host_in_name(path)
+    info, devices = header.get(DISTRIBUTED_KEY), header.get(DEVICES_KEY)
+    rank_of_pid = merged_ranks(header) or {} if kind == "merged" else {}
+    kept: list[bytes] = []
+    left_out: list[str] = []
+    if kind != "merged":
+        header_kept, metadata_kept, left_out = truncate_header(header, metadata)
+        kept = [header_kept, metadata_kept]
+        header = {DISTRIBUTED_KEY: info} if isinstance(info, dict) else {}
     return Input(
         path=path,
         shown=reader.path,
@@ -188,15 +213,60 @@ def _found(
         has_end=has_end,
         digest=digest,
         bytes_read=reader.bytes_read if whole or reader.compressed else stamp.size_bytes,
-        scanned=(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
-        lowest_ns=survey.lowest_ns,
-        highest_ns=survey.highest_ns,
-        epoch_lowest_ns=survey.epoch_lowest_ns,
-        decimals=survey.decimals,
         companions=tuple(survey.companions),
-        composer_ranks=tuple(sorted(survey.composer_ranks)) if kind == "chrome" else (),
+        composer_ranks=composer_ranks,
         profile=profile,
+        base_ns=base_ns,
+        generation=_generation(base_ns, profile, decimals=survey.decimals),
+        first_ns=survey.epoch_lowest_ns if base_ns == 0 else survey.lowest_ns,
+        highest_ns=survey.highest_ns,
+        identity={key: identity[key] for key in (*IDENTITY_KEYS, "clock") if key in identity},
+        host=host if isinstance(host, str) else None,
+        rank_inside=rank,
+        labels={} if rank is None or kind == "merged" else labels_of_trace(name, header, rank[0]),
+        run={key: info[key] for key in ("backend", "world_size") if key in info} if isinstance(info, dict) else None,
+        devices=tuple(map(encode_json, devices)) if isinstance(devices, list) else (),
+        named_pids=_named_pids(kind, identity.get("pid"), survey.processes),
+        rank_of_pid=rank_of_pid,
+        header_left_out=tuple(left_out),
+        _head=Head(header, tuple(kept), {raw: process.declared for raw, process in survey.processes.items()}),
     )
+
+
+def _generation(base_ns: int | None, profile: ProfileStart | None, *, decimals: bool) -> str:
+    if base_ns is None:
+        return "times without a base"
+    if profile is not None and profile.start_ns == base_ns:
+        return f"times relative to the start of the profile, from {profile.source}"
+    if base_ns > 0:
+        return f"times relative to {BASE_TIME_KEY}"
+    return "epoch times with decimals" if decimals else "epoch times in whole microseconds"
+
+
+def _named_pids(kind: str, pid: Any, processes: dict[Any, _Process]) -> tuple[tuple[int, str | None], ...]:
+    if isinstance(pid, int):
+        return ((pid, processes[pid].name if pid in processes else None),)
+    if kind == "xprof":  # which has 701, 1, 2 ... on every host
+        return ()
+    return tuple(
+        (raw, process.name)
+        for raw, process in processes.items()
+        if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
+    )
+
+
+@dataclass(slots=True)
+class _Process:
+    """The metadata of a ``pid``, and the category of its first event, as JSON."""
+
+    name: str | None = None
+    label: str = ""
+    used: bool = False
+    category: bytes = b""
+
+    @property
+    def declared(self) -> tuple[str | None, str, bytes]:
+        return self.name, self.label, self.category
 
 
 class _Survey:
@@ -204,7 +274,7 @@ class _Survey:
 
     def __init__(self) -> None:
         self.has_events = False
-        self.processes: dict[Any, ProcessScan] = {}
+        self.processes: dict[Any, _Process] = {}
         self.metadata: dict[str, Any] = {}
         self.companions: list[str] = []
         self.composer_ranks: set[int] = set()
@@ -243,8 +313,8 @@ class _Survey:
         if event.ts is not UNSET and b"." in bytes(event.ts):
             self.decimals = True
 
-    def _process(self, pid: Any) -> ProcessScan:
-        return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), ProcessScan())
+    def _process(self, pid: Any) -> _Process:
+        return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), _Process())
 
     def _note_anchors(self, run: list[Event]) -> None:
         for event in run:
