@@ -27,13 +27,12 @@ from tracekit.storage import basename, is_remote, modified_ns, printable_name, s
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tracekit.formats.xprof import ProfileStart
     from tracekit.merge.execute.scratch import ScratchStore
     from tracekit.traces.labels import Labels
     from tracekit.traces.process_identity import KnownProcess
-
 
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
 _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
@@ -60,11 +59,9 @@ class FileStamp(NamedTuple):
 
     def differs(self, now: FileStamp) -> bool:
         """Return True if a file was replaced or rewritten since; it may have grown."""
-        if not self.size_bytes:
-            return False
-        if self.inode != now.inode or now.size_bytes < self.size_bytes:
-            return True
-        return now.size_bytes == self.size_bytes and now.modified_ns != self.modified_ns
+        is_other = self.inode != now.inode or now.size_bytes < self.size_bytes
+        is_rewritten = now.size_bytes == self.size_bytes and now.modified_ns != self.modified_ns
+        return self.size_bytes > 0 and (is_other or is_rewritten)
 
 
 def stamp_of(path: str) -> FileStamp:
@@ -79,84 +76,59 @@ def stamp_of(path: str) -> FileStamp:
 
 
 class Head(NamedTuple):
-    """The header of an input, and its processes.
+    """The header of an input, and its processes."""
 
-    Attributes:
-        header: The keys next to ``traceEvents`` of an earlier merge; only ``distributedInfo`` of another input.
-        kept: The parts of header and metadata that the merged trace keeps, as JSON; empty for an earlier merge.
-        processes: The name, label and category of the processes that were seen, by ``pid``.
-    """
-
+    # The keys next to ``traceEvents`` of an earlier merge; only ``distributedInfo`` of another input.
     header: dict[str, Any]
+    # The parts of header and metadata that the merged trace keeps, as JSON; empty for an earlier merge.
     kept: tuple[bytes, ...]
+    # The name, label and category of the processes that were seen, by ``pid``.
     processes: dict[Any, tuple[str | None, str, bytes]]
 
 
 class ClockEvents(NamedTuple):
-    """Clock events of one input.
+    """Clock events of one input."""
 
-    Attributes:
-        offsets: The ``args`` of each measurement of another rank's clock, in a rank trace.
-        steps: Steps of the wall clock in ns, each with its monotonic time, in a rank trace.
-        barriers: Time at which a rank left each of Composer's barriers, in us since the epoch, and the error bound in us.
-    """
-
-    offsets: Sequence[dict[str, Any]] = ()
+    offsets: Sequence[dict[str, Any]] = ()  # the ``args`` of each measurement of another rank's clock, in a rank trace
+    # Steps of the wall clock in ns, each with its monotonic time, in a rank trace.
     steps: Sequence[tuple[int, int]] = ()
+    # Time at which a rank left each of Composer's barriers, in us since the epoch, and the error bound in us.
     barriers: Sequence[tuple[int, ...]] = ()
 
 
 @dataclass(slots=True)
 class Input:
-    """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called.
-
-    Attributes:
-        shown: The path without secrets.
-        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
-            JAX), "flight recorder" (of torch), "chrome" (anything else).
-        form: "array" or "object", or the form of a file that is not JSON.
-        whole: True if all of the file was read, so that the times are exact.
-        companions: Names of further trace files of the same process.
-        composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
-        profile: Start and process of a trace of XLA's profiler; None for others.
-        base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
-        generation: Description of the times in the file, for the report.
-        first_ns: The earliest valid time that was seen, in the file's own time; None when no event has a time.
-        identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
-            profiler states. Only keys that distinguish processes, clocks and hosts.
-        host: The host's name, if the file states it.
-        rank_inside: See `tracekit.traces.inputs.rank_inside`.
-        labels: The parallelism labels of that rank.
-        run: Backend and size of the distributed run; None where the header has no ``distributedInfo``.
-        devices: The entries of ``deviceProperties``, as JSON.
-        named_pids: The real process ids that were seen, each with the name of the process.
-        tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
-            (rank, kind, JSON).
-        passes: True for an earlier merge that keeps its pids, tids, ids and names.
-    """
+    """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called."""
 
     path: str
-    shown: str
+    shown: str  # the path without secrets
+    # "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
+    # JAX), "flight recorder" (of torch), "chrome" (anything else).
     kind: str
-    form: str
+    form: str  # "array" or "object", or the form of a file that is not JSON
     stamp: FileStamp
-    whole: bool
+    whole: bool  # True if all of the file was read, so that the times are exact
     has_end: bool
     digest: int
     bytes_read: int
-    companions: tuple[str, ...]
-    composer_ranks: tuple[int, ...]
-    profile: ProfileStart | None
+    companions: tuple[str, ...]  # names of further trace files of the same process
+    composer_ranks: tuple[int, ...]  # the ranks that a trace of Composer states; more than one in Composer's own merge
+    profile: ProfileStart | None  # start and process of a trace of XLA's profiler; None for others
+    # The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
     base_ns: int | None
-    generation: str
-    first_ns: int | None
+    generation: str  # description of the times in the file, for the report
+    first_ns: int | None  # the earliest valid time that was seen, in the file's own time; None when no event has a time
     highest_ns: int | None
+    # The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
+    # profiler states. Only keys that distinguish processes, clocks and hosts.
     identity: dict[str, Any]
-    host: str | None
-    rank_inside: tuple[int, str] | None
-    labels: Labels
+    host: str | None  # the host's name, if the file states it
+    rank_inside: tuple[int, str] | None  # see `tracekit.traces.inputs.rank_inside`
+    labels: Labels  # the parallelism labels of that rank
+    # Backend and size of the distributed run; None where the header has no ``distributedInfo``.
     run: dict[str, Any] | None
-    devices: tuple[bytes, ...]
+    devices: tuple[bytes, ...]  # the entries of ``deviceProperties``, as JSON
+    # The real process ids that were seen, each with the name of the process.
     named_pids: tuple[tuple[int, str | None], ...]
     rank_of_pid: Mapping[Any, int]
     header_left_out: tuple[str, ...]
@@ -164,8 +136,10 @@ class Input:
     rank: int = -1
     rank_source: str = ""
     processes: dict[int, KnownProcess] = field(default_factory=dict)
+    # For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves: (rank,
+    # kind, JSON).
     tables: list[tuple[int, str, bytes]] = field(default_factory=list)
-    passes: bool = False
+    passes: bool = False  # True for an earlier merge that keeps its pids, tids, ids and names
     unwanted_ranks: frozenset[int] = frozenset()
     _clock_events: ClockEvents | None = None
     _store: ScratchStore | None = None
@@ -214,7 +188,7 @@ class Input:
             with closing(open_trace(self.path, self.stamp.limit_bytes)) as stream:
                 deque(self.note_end(iter(stream.read, b"")), maxlen=0)
 
-    def note_end(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def note_end(self, pieces: Iterator[bytes], progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
         """Yield the pieces of the whole trace, and set its latest time, to the microsecond, at the end."""
         last: deque[bytes] = deque(maxlen=2)
         tail, size_bytes = b"", 0
@@ -224,6 +198,8 @@ class Input:
             if b'"ts"' in text:  # keys of any length may follow the events
                 last.append(text)
             tail = text[-_MAX_TIME_BYTES:]
+            if progress is not None:
+                progress(size_bytes)
             yield piece
         self.bytes_read = max(self.bytes_read, size_bytes)
         if not self.has_end:
@@ -259,7 +235,7 @@ class Input:
     def clock_events(self) -> ClockEvents:
         """Its clock events. The first use reads them from the file."""
         if self._clock_events is None:
-            has_any = self.kind == "tracekit" or (self.kind == "chrome" and self.composer_ranks)
+            has_any = self.kind == "tracekit" or self.composer_ranks
             self._clock_events = _read_clock_events(self.path, self.kind) if has_any else ClockEvents()
         return self._clock_events
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
@@ -27,12 +28,11 @@ from tracekit.traces.labels import labels_of_trace
 from tracekit.traces.process_identity import IDENTITY_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tracekit.formats.xprof import ProfileStart
 
-_END_BYTES: Final = 64 * 1024
-"""The size of the end of a file that is read."""
+_END_BYTES: Final = 64 * 1024  # the size of the end of a file that is read
 _SMALL_END_BYTES: Final = 4 * 1024
 """The size of each end of a small file that is decoded, more while only names are found."""
 _DIGEST_BYTES: Final = 4 * 1024
@@ -95,15 +95,7 @@ def probe(
     if found.kind == "tracekit" and mode != "whole" and not (is_small or head_only):
         from tracekit.traces.collectives.search import find_events  # only rank traces need it
 
-        def follow(pieces: Iterator[bytes]) -> Iterator[bytes]:
-            read_bytes = 0
-            for piece in found.note_end(pieces):
-                read_bytes += len(piece)
-                if progress is not None:
-                    progress(read_bytes)
-                yield piece
-
-        names = _Survey()
+        names, follow = _Survey(), partial(found.note_end, progress=progress)
         for event in find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes):
             names.take([event])
         found.companions = tuple(names.companions)
@@ -123,19 +115,17 @@ def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
         return False
     end = text.find(separator, len(text) - _SMALL_END_BYTES)
     word = _COMPANION_WORD if survey.metadata else _PROCESS_WORD
-    if end < 0 or text.find(word, reader.at, end) >= 0:
-        return False
-    reader.pass_events(text.index(b"{", end))
-    return True
+    is_passed = end >= 0 and text.find(word, reader.at, end) < 0
+    if is_passed:
+        reader.pass_events(text.index(b"{", end))
+    return is_passed
 
 
 def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
     """Return which part of a file is read: the "whole", the "ends" of a plain file, or the "head"."""
     if reader.foreign or not survey.has_events or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
         return "whole"
-    own = reader.header.get("tracekit")
-    is_known = is_kineto(reader.header) or (isinstance(own, dict) and "merge" in own) or bool(survey.metadata)
-    if not is_known or survey.is_xprof:
+    if survey.is_xprof or _kind(reader, survey) not in ("merged", "tracekit", "torch"):
         return "whole"
     if is_small:
         return "ends" if _pass_middle(reader, survey) else "whole"
@@ -147,15 +137,28 @@ def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, 
 
 def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader | None:
     """Read the last events of a plain file, and the keys behind them; None where no event begins there for certain."""
-    separator = reader.separator
+    if reader.separator is None:
+        return None
     with open_read(path) as file:
         file.seek(max(stamp.size_bytes - _END_BYTES, 0))
         text = file.read(_END_BYTES)
-    at = -1 if separator is None else text.find(separator)
-    if separator is None or at < 0:
+    at = text.find(reader.separator)
+    if at < 0:
         return None
-    begin = text.index(b"{", at)
-    return TraceReader(path, stream=BytesStream(reader.path, b'{"traceEvents":[' + text[begin:]))
+    return TraceReader(path, stream=BytesStream(reader.path, b'{"traceEvents":[' + text[text.index(b"{", at) :]))
+
+
+def _kind(reader: TraceReader, survey: _Survey) -> str:
+    own = reader.header.get("tracekit")
+    if isinstance(own, dict) and "merge" in own:
+        return "merged"
+    if survey.metadata:
+        return "tracekit"
+    if is_kineto(reader.header):
+        return "torch"
+    if reader.foreign == "flight recorder":
+        return reader.foreign
+    return "xprof" if survey.is_xprof else "chrome"
 
 
 def _check(reader: TraceReader, survey: _Survey) -> None:
@@ -170,19 +173,8 @@ def _check(reader: TraceReader, survey: _Survey) -> None:
 def _found(
     path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, digest: int, *, whole: bool, has_end: bool
 ) -> Input:
-    header, own, profile = reader.header, reader.header.get("tracekit"), None
-    if isinstance(own, dict) and "merge" in own:
-        kind = "merged"
-    elif survey.metadata:
-        kind = "tracekit"
-    elif is_kineto(header):
-        kind = "torch"
-    elif reader.foreign == "flight recorder":
-        kind = reader.foreign
-    elif survey.is_xprof:
-        kind, profile = "xprof", start_of_anchors(survey.anchors) or start_in_xplane(path)
-    else:
-        kind = "chrome"
+    header, kind, own = reader.header, _kind(reader, survey), reader.header.get("tracekit")
+    profile = (start_of_anchors(survey.anchors) or start_in_xplane(path)) if kind == "xprof" else None
     metadata = survey.metadata if kind == "tracekit" else {}
     composer_ranks = tuple(sorted(survey.composer_ranks)) if kind == "chrome" else ()
     rank, name = rank_inside(header, metadata, composer_ranks), printable_name(path)
@@ -229,7 +221,9 @@ def _found(
         named_pids=_named_pids(kind, identity.get("pid"), survey.processes),
         rank_of_pid=rank_of_pid,
         header_left_out=tuple(left_out),
-        _head=Head(header, tuple(kept), {raw: process.declared for raw, process in survey.processes.items()}),
+        _head=Head(
+            header, tuple(kept), {raw: (one.name, one.label, one.category) for raw, one in survey.processes.items()}
+        ),
     )
 
 
@@ -264,10 +258,6 @@ class _Process:
     used: bool = False
     category: bytes = b""
 
-    @property
-    def declared(self) -> tuple[str | None, str, bytes]:
-        return self.name, self.label, self.category
-
 
 class _Survey:
     """The facts in the events of a file that decide its place in the merge."""
@@ -297,21 +287,17 @@ class _Survey:
         self.has_events = self.has_events or bool(events)
         if self.is_xprof:
             self._note_anchors(events)
-        times = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
-        self._span([time for time in times if time is not None])
+        parsed = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
+        if times := [time for time in parsed if time is not None]:
+            self._span(times)
         for event in events:
-            key = event.pid, event.tid
-            if key not in self._seen:
-                self._seen.add(key)
-                self._first(event)
-
-    def _first(self, event: Event) -> None:
-        process = self._process(event.pid)
-        if not process.used and event.cat is not UNSET:
-            process.category = bytes(event.cat)
-        process.used = True
-        if event.ts is not UNSET and b"." in bytes(event.ts):
-            self.decimals = True
+            if (event.pid, event.tid) not in self._seen:
+                self._seen.add((event.pid, event.tid))
+                process = self._process(event.pid)
+                if not process.used and event.cat is not UNSET:
+                    process.category = bytes(event.cat)
+                process.used = True
+                self.decimals = self.decimals or (event.ts is not UNSET and b"." in bytes(event.ts))
 
     def _process(self, pid: Any) -> _Process:
         return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), _Process())
@@ -324,8 +310,6 @@ class _Survey:
                 self.anchors.append((time, -1 if duration is None else duration, decode_dict(event.args)))
 
     def _span(self, times: list[int]) -> None:
-        if not times:
-            return
         low, high = min(times), max(times)
         self.lowest_ns = low if self.lowest_ns is None else min(low, self.lowest_ns)
         self.highest_ns = high if self.highest_ns is None else max(high, self.highest_ns)
@@ -336,12 +320,11 @@ class _Survey:
 
     def _metadata(self, event: Event) -> None:
         self.has_events = True
-        process, name = self.processes.get(event.pid) or self._process(event.pid), decode_text(event.name)
-        key = _TAKEN_METADATA.get(name)
-        if key is None:
+        process, name = self._process(event.pid), decode_text(event.name)
+        if name not in _TAKEN_METADATA:
             return
         args = decode_dict(event.args)
-        value = args.get(key)
+        value = args.get(_TAKEN_METADATA[name])
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
         elif type(value) is str:
