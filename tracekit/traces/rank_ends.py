@@ -191,22 +191,17 @@ def _state(path: str) -> tuple[int, int] | None:
 def _examined(path: str, state: tuple[int, int] | None) -> _RankFile:
     """Read the head and the end of a file that can grow, and all of any other file."""
     file = _RankFile(state, closed=state is None)
-    try:
-        with open_read(path) as stream:
-            head = read_head(stream.read(_HEAD_BYTES), packed=path.endswith(".gz"))
-            if not isinstance(head, Head):
-                return file
-            file.head = head
-            if state is not None:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = stream.read().splitlines()
-                file.closed = bool(lines) and lines[-1] == b"]"
-                last = decode(next((line for line in reversed(lines) if line not in (b"", b"]")), b"").rstrip(b","))
-                file.ended = last is not None and raw_field(last.name) == _SUMMARY
-                return file
-    except (StorageError, OSError):
-        return file
-    file.companions, file.ended = _read(path)
+    with suppress(StorageError, OSError), open_read(path) as stream:
+        head = read_head(stream.read(_HEAD_BYTES), packed=path.endswith(".gz"))
+        file.head = head if isinstance(head, Head) else None
+        if file.head is not None and state is not None:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = stream.read().splitlines()
+            file.closed = bool(lines) and lines[-1] == b"]"
+            last = decode(next((line for line in reversed(lines) if line not in (b"", b"]")), b"").rstrip(b","))
+            file.ended = last is not None and raw_field(last.name) == _SUMMARY
+    if file.head is not None and state is None:
+        file.companions, file.ended = _read(path)
     return file
 
 

@@ -8,7 +8,7 @@ member leaves a collective before all have come, bound the offset, so the stated
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.merge.align.domains import ClockEstimate, ClockMap
@@ -62,17 +62,18 @@ def estimate_from_ends(ends: Sequence[tuple[int, int]], end_ns: int = END_NS) ->
     times = [time for time, _ in points]
     span_ns = times[-1] - times[0]
     best = ClockMap.constant(_middle([offset for _, offset in points]))
-    left = _left(best, points)
+    left = list(map(abs, _rests(best, points)))
     if len(points) >= _LINE_POINTS and span_ns >= _LINE_SPAN_NS:
         line = _line(points)
-        if line is not None and 2 * _middle(_left(line, points)) < _middle(left):
-            best, left = line, _left(line, points)
+        left_of_line = [] if line is None else list(map(abs, _rests(line, points)))
+        if line is not None and 2 * _middle(left_of_line) < _middle(left):
+            best, left = line, left_of_line
     limit_ns = max(8 * _middle(left), 3 * END_NS)
     trims = len(points) >= _MIN_TRIMMED
     agreeing = [point for point, rest in zip(points, left, strict=True) if rest <= limit_ns or not trims]
     if len(agreeing) < _AGREEING * len(points):
         return f"the ends of {len(points)} collectives do not agree"
-    spread_ns = max(_left(best, agreeing))
+    spread_ns = max(map(abs, _rests(best, agreeing)))
     if spread_ns > SPREAD_LIMIT_NS:
         return f"the ends of {len(points)} collectives lie up to {spread_ns / 1e6:.1f} ms apart"
     unknowns = 1 if best.is_constant else 2
@@ -103,8 +104,9 @@ def estimate_from_stays(
     return estimate_from_sync(points, offset_ns)
 
 
-def _left(line: ClockMap, points: Sequence[tuple[int, int]]) -> list[int]:
-    return [abs(offset - line.offset_at(time)) for time, offset in points]
+def _rests(line: ClockMap, points: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the distance of the offset of each point above a line."""
+    return [offset - line.offset_at(time) for time, offset, *_ in points]
 
 
 def _middle(values: list[int]) -> int:
@@ -117,12 +119,8 @@ def _line(points: Sequence[tuple[int, int]]) -> ClockMap | None:
     """Return the line with the median slope of all pairs of points, or None if it is too steep."""
     most, last = _SLOPE_POINTS, len(points) - 1
     some = points if last < most else [points[number * last // (most - 1)] for number in range(most)]
-    slopes = sorted(
-        (later - offset) / (then - time)
-        for number, (time, offset) in enumerate(some)
-        for then, later in some[number + 1 :]
-        if then > time
-    )
+    pairs = combinations(some, 2)
+    slopes = sorted((later - offset) / (then - time) for (time, offset), (then, later) in pairs if then > time)
     slope = (slopes[(len(slopes) - 1) // 2] + slopes[len(slopes) // 2]) / 2
     if abs(slope) > MOST_DRIFT:
         return None
@@ -145,10 +143,10 @@ def estimate_from_sync(measured: Sequence[SyncPoint], offset_ns: int | None = No
     if best is None:
         least = min(point.error_ns for point in points)
         best = ClockMap(tuple((p.time_ns, p.offset_ns) for p in points if p.error_ns <= 4 * least))
-        above = below = [abs(rest) for rest in _above(points, best)]
+        above = below = list(map(abs, _rests(best, points)))
         slope_error = math.inf
     else:
-        above = _above(points, best)
+        above = _rests(best, points)
         below = [-rest for rest in above]
     rate = best.drift_ppm() / 1e6
     # The true drift lies within the error of the measured one, on either side of the map's.
@@ -164,10 +162,6 @@ def estimate_from_sync(measured: Sequence[SyncPoint], offset_ns: int | None = No
         for side in (above, below)
     )
     return ClockEstimate(best, start, end, error_ns + jump_ns, wander_ppb, len(measured))
-
-
-def _above(points: list[SyncPoint], line: ClockMap) -> list[int]:
-    return [point.offset_ns - line.offset_at(point.time_ns) for point in points]
 
 
 def _reach(points: list[SyncPoint], bounds_ns: list[int], wander_ppb: int) -> list[int]:
@@ -190,13 +184,12 @@ def _best_of_each_stretch(points: list[SyncPoint]) -> list[SyncPoint]:
 
 def _rate(points: list[SyncPoint]) -> tuple[float, float]:
     """Return the drift that two measurements bound best, and its bound; both in ns per ns."""
-    best = (0.0, float("inf"))
-    for number, first in enumerate(points):
-        for last in points[number + 1 :]:
-            span_ns = last.time_ns - first.time_ns
-            error = (first.error_ns + last.error_ns) / span_ns
-            if error < best[1]:
-                best = (last.offset_ns - first.offset_ns) / span_ns, error
+    best = (0.0, math.inf)
+    for first, last in combinations(points, 2):
+        span_ns = last.time_ns - first.time_ns
+        error = (first.error_ns + last.error_ns) / span_ns
+        if error < best[1]:
+            best = (last.offset_ns - first.offset_ns) / span_ns, error
     return best
 
 

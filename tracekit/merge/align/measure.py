@@ -129,7 +129,6 @@ def _unpacked(data: bytes) -> list[Collective]:
 
 _MOST_HUBS: Final = 8
 _NO_EVIDENCE: Final = "no clock exchange with them and no collectives of both"
-
 _MOST: Final = 2**62
 _RANK: Final = re.compile(r"rank[-_=]?\d+", re.IGNORECASE)
 _ROUNDED_US: Final = 2  # Composer writes whole microseconds: the bound, and the readings that it bounds
@@ -164,12 +163,11 @@ def measure(
         if not _apart(domains, reference, links):
             break
         logs = reader.logs(numbers, sampled=sampled)
-        if logs == compared:
-            continue
-        found, unused = _collective_links(logs)
-        compared = logs
-        links = [link for link in links if link.evidence is not Evidence.COLLECTIVES] + found
-        refused |= unused
+        if logs != compared:
+            found, unused = _collective_links(logs)
+            compared = logs
+            links = [link for link in links if link.evidence is not Evidence.COLLECTIVES] + found
+            refused |= unused
     for domain in _apart(domains, reference, links):
         if reader.sampled.intersection(domains[domain].members):
             reason = refused.get(domain, _NO_EVIDENCE)

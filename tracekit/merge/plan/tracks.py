@@ -85,10 +85,9 @@ class UnitTracks:
         if item.source.kind == "tracekit":
             for pid in sorted(item.source.pids):
                 self._process(now, pid, b"")
-        if item.source.kind != "merged":
-            return
-        # In this order, they keep their numbers.
-        for pid, known in sorted(item.source.processes.items(), key=itemgetter(0)):
+        # In this order, the processes of an earlier merge keep their numbers.
+        merged = item.source.processes if item.source.kind == "merged" else {}
+        for pid, known in sorted(merged.items(), key=itemgetter(0)):
             process = self._add(now, pid, known.rank, known.key, pid if pid // self._stride == known.rank else None)
             for tid, (thread_key, lane) in known.threads.items():
                 if not lane:

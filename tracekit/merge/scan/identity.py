@@ -35,10 +35,6 @@ _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
 _CERTAIN: Final = CERTAIN_RANKS | {"tracekit.rank"}  # the sources of a rank that no later part of the file can change
 
 
-class UnknownRankError(MergeError):
-    """The rank of a trace is unknown."""
-
-
 class RanksByHand:
     """Ranks set by the user, by path or file name."""
 
@@ -82,8 +78,8 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
     return {found[0]} if found is not None and found[1] in _CERTAIN else None
 
 
-def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = ()) -> None:
-    """Set rank and ``rank_source`` of the inputs. ``unread`` are files that were found, but are not read."""
+def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str]) -> bool:
+    """Set rank and ``rank_source`` of the inputs. Return False if one of the ``unread`` files may state a missing rank."""
     unused = set(ranks.ranks).difference(*map(ranks.names, (*unread, *(item.path for item in inputs))))
     if unused:
         raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
@@ -108,16 +104,19 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
             found = by_labels[item.path], "order of the labels in file names"
         if found is None and not unread and _are_of_one_process(inputs):
             found = 0, "assumed, as all inputs are of one process"
-        if found is None and len(inputs) + len(unread) == 1:
+        if found is None and not unread and len(inputs) == 1:
             found = 0, "assumed, as it is the only input"
+        if found is None and unread:
+            return False
         if found is None:
-            raise UnknownRankError(
+            raise MergeError(
                 f"{item.shown}: the trace does not say its rank, neither inside nor by its name; "
                 f"pass it with --rank {printable_name(item.path)}=N"
             )
         item.rank, item.rank_source = found
         if item.kind == "tracekit" and item.host is not None:
             on_host.setdefault(item.host, []).append(item)
+    return True
 
 
 def _companions(inputs: Sequence[Input]) -> dict[str, int]:

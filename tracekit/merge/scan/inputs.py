@@ -17,7 +17,6 @@ from tracekit.merge.plan.titles import order_ranks
 from tracekit.merge.report import LeftOut, OmissionReport
 from tracekit.merge.scan.identity import (
     RanksByHand,
-    UnknownRankError,
     assign_keys,
     check_claims,
     find_ranks,
@@ -96,13 +95,9 @@ def gather(
         inputs, errors = _scan_all(chosen, {path for path, _ in files}, scanner, progress, omissions, store)
         if not inputs and not unread:
             raise errors[0] if errors else MergeError(f"{omissions[0].path}: {omissions[0].reason}")
-        try:
-            find_ranks(inputs, by_hand, unread)
+        if find_ranks(inputs, by_hand, unread):
             break
-        except UnknownRankError:
-            if not unread:
-                raise
-            wanted = None  # a rank trace that was not read may contain the rank of that file
+        wanted = None
     others = list(map(without_secrets, unread))
     if select is not None and select.ranks is not None:
         inputs, unwanted = select_ranks(inputs, select)
