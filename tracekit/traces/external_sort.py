@@ -15,22 +15,17 @@ from tracekit.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_MEMORY_BYTES: Final = 16 << 20
-"""The limit of an `ExternalSort` in memory."""
+MAX_MEMORY_BYTES: Final = 16 << 20  # the limit of an `ExternalSort` in memory
 
 _BLOCK_ITEMS: Final = 500
-_ITEM_BYTES: Final = 250
-"""The memory of a tuple of some numbers, besides the bytes in it."""
+_ITEM_BYTES: Final = 250  # the memory of a tuple of some numbers, besides the bytes in it
 
 
 class ExternalSort:
     """Tuples of integers and bytes, added in any order, read in ascending order as often as wanted.
 
-    Not safe to use from several threads.
-
-    Args:
-        folder: The folder of the scratch file; the system's folder for temporary files if None.
-        memory_bytes: The approximate limit of the items in memory.
+    Not safe to use from several threads. ``folder`` is that of the scratch file, by default the system's for temporary files.
+    ``memory_bytes`` is the approximate limit of the items in memory.
     """
 
     def __init__(self, folder: str | None = None, memory_bytes: int | None = None) -> None:

@@ -28,11 +28,11 @@ _CONTROL_NAME: Final = re.compile(r"(?:.*[/\\])?(?:request|ranks[/\\]rank\d+)\.j
 _MAX_OTHER_BYTES: Final = 16 * 1024 * 1024
 _MAX_CONTROL_BYTES: Final = 64 << 10
 _CONTROL_KEYS: Final = (
-    frozenset({"rank", "world_size", "look_seconds"}),  # the status of a rank
-    frozenset({"steps"}),  # a request
-    frozenset({"seconds"}),
-    frozenset({"stop"}),
-)
+    {"rank", "world_size", "look_seconds"},
+    {"steps"},
+    {"seconds"},
+    {"stop"},
+)  # of a status, or a request
 
 ANONYMOUS: Final = ".anonymous.json"
 """The ending of the copies of `tracekit anonymise` in place of that of the trace, without ``.gz``."""
@@ -49,13 +49,9 @@ def trace_files(
     """Return the traces at a path, glob, folder or URL, sorted by name.
 
     The path of a single file is returned without a check. The documents of on-demand capture are not traces. An
-    ``xplane.pb`` of XLA's profiler is replaced by the trace next to it, which needs it for its start time.
-
-    Args:
-        pattern: Path, glob, folder or URL.
-        suffixes: Suffixes of the traces in a folder.
-        flight_dumps: Also find the flight-recorder dumps of torch in a folder. They have no suffix, or ``.bin``.
-        pipes: Accept a pipe, which can be read only once.
+    ``xplane.pb`` of XLA's profiler is replaced by the trace next to it, which needs it for its start time. ``flight_dumps`` also
+    finds torch's flight-recorder dumps in a folder: they have no suffix, or ``.bin``. ``pipes`` accepts a pipe, which can be read
+    only once.
 
     Raises:
         StorageError: Nothing is found, or a pipe is found and not accepted.
@@ -123,6 +119,14 @@ def _is_control_document(path: str) -> bool:
     )
 
 
+def files_of(patterns: Sequence[str], *, pipes: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield each file that a pattern matches, with True if the pattern is the file itself and not a folder or glob."""
+    for pattern in patterns:
+        files = trace_files(pattern, flight_dumps=True, pipes=pipes)
+        named = len(files) == 1 and same_file(files[0], pattern)
+        yield from ((path, named) for path in files)
+
+
 def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
     """Return the files that the patterns match, each once, and whether it was named itself (not by folder or glob).
 
@@ -134,14 +138,11 @@ def find_traces(patterns: Sequence[str]) -> list[tuple[str, bool]]:
         raise ConfigError("no trace is named: give files, folders, globs or URLs")
     found: dict[str, bool] = {}
     places: dict[str, str] = {}
-    for pattern in patterns:
-        files = trace_files(pattern, flight_dumps=True, pipes=True)  # each trace is read once
-        named = len(files) == 1 and same_file(files[0], pattern)
-        for path in files:
-            key = path if is_remote(path) else str(PurePath(path))
-            # Two names of one file are one, also where one is a link.
-            key = places.setdefault(path if is_remote(path) else str(Path(path).resolve()), key)
-            found[key] = found.get(key, False) or named
+    for path, named in files_of(patterns, pipes=True):  # each trace is read once
+        key = path if is_remote(path) else str(PurePath(path))
+        # Two names of one file are one, also where one is a link.
+        key = places.setdefault(path if is_remote(path) else str(Path(path).resolve()), key)
+        found[key] = found.get(key, False) or named
     return [(path, named) for path, named in sorted(found.items()) if named or not omission_reason(path, found)]
 
 
@@ -168,18 +169,13 @@ def rank_inside(
 ) -> tuple[int, str] | None:
     """Return the rank that a trace states inside, and the event or key that states it; None when none does.
 
-    Args:
-        header: The keys next to its events.
-        metadata: Those of a rank trace.
-        composer_ranks: The ranks in Composer's metadata; several where Composer has merged.
+    ``composer_ranks`` are the ranks in Composer's metadata: several where Composer has merged.
     """
     own = whole_number(metadata.get("rank"))
     if own is not None:
         return own, METADATA_EVENT
-    found = rank_of_header(header)
-    if found is None and len(composer_ranks) == 1:
-        found = next(iter(composer_ranks)), COMPOSER_RANK_EVENT
-    return found
+    composer = [(rank, COMPOSER_RANK_EVENT) for rank in composer_ranks]
+    return rank_of_header(header) or (composer[0] if len(composer) == 1 else None)
 
 
 def stated_rank(
@@ -187,11 +183,8 @@ def stated_rank(
 ) -> tuple[int, str] | None:
     """Return the rank of a trace, and what states it; None when nothing does.
 
-    Args:
-        path: The file.
-        inside: The result of `rank_inside`.
-        companions: The rank of each file that a rank trace names as a trace of its process.
-        anchored: The rank in the clock anchor of a trace of XLA's profiler.
+    ``inside`` is the result of `rank_inside`, ``companions`` has the rank of each file that a rank trace names as a trace of
+    its process, and ``anchored`` is the rank in the clock anchor of a trace of XLA's profiler.
     """
     name = printable_name(path)
     if inside is not None and inside[1] in CERTAIN_RANKS:
@@ -218,13 +211,9 @@ def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RunFolder:
-    """A folder with the traces of a run. Later ones are greater.
+    """A folder with the traces of a run. Later ones are greater."""
 
-    Attributes:
-        modified_s: Time of the last write to a trace, in seconds since the epoch.
-    """
-
-    modified_s: float
+    modified_s: float  # time of the last write to a trace, since the epoch
     path: Path
     files: int
     size_bytes: int
@@ -248,6 +237,5 @@ def find_runs(root: Path) -> Iterator[RunFolder]:
             continue
         if parent != root:
             folders.clear()
-        yield RunFolder(
-            max(found.st_mtime for found in status), parent, len(status), sum(found.st_size for found in status)
-        )
+        modified_s, size_bytes = max(found.st_mtime for found in status), sum(found.st_size for found in status)
+        yield RunFolder(modified_s, parent, len(status), size_bytes)

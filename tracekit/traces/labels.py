@@ -15,8 +15,7 @@ from tracekit.formats.trace_event import Raw, decode_or_none
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-Labels = dict[str, int]
-"""The place of a rank in each known dimension."""
+Labels = dict[str, int]  # the place of a rank in each known dimension
 
 DIMENSIONS: Final = ("tp", "dp", "pp", "ep", "cp", "dcp", "etp", "edp")
 """Tensor, data, pipeline, expert, context, decode context, expert tensor and expert data parallelism; the order of display."""

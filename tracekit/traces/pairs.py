@@ -13,10 +13,7 @@ class OpenSlices(Generic[_Slice]):
     """The open slices of one track, innermost last.
 
     As in Perfetto (slice_tracker.h), an end closes the innermost slice that its name and category fit; a name or category that
-    is None or empty fits all.
-
-    Args:
-        max_steps: The number of innermost slices among which the begin of an end is searched.
+    is None or empty fits all. The begin of an end is searched among the ``max_steps`` innermost slices.
     """
 
     __slots__ = ("_max_steps", "_open")

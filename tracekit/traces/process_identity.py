@@ -22,26 +22,17 @@ IDENTITY_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt", "run
 
 @dataclass(slots=True)
 class ProcessIdentity:
-    """A process of a rank.
-
-    Attributes:
-        pid: Its pid when it ran.
-        own: The host, boot, pid, start, attempt, run, parent and worker that tracekit wrote about it; may be empty.
-        name: Its name for itself.
-        recorded: True if there is a rank trace of it.
-        began_ns: When it began, as far as is known, ns since the epoch.
-        companions: Names of the other traces that it wrote.
-        path: A file that it is known from.
-    """
+    """A process of a rank."""
 
     rank: int
-    pid: int
+    pid: int  # its pid when it ran
+    # The host, boot, pid, start, attempt, run, parent and worker that tracekit wrote about it; may be empty.
     own: dict[str, Any]
-    name: str
-    recorded: bool
-    began_ns: int
-    companions: frozenset[str] = frozenset()
-    path: str = ""
+    name: str  # its name for itself
+    recorded: bool  # True if there is a rank trace of it
+    began_ns: int  # when it began, as far as is known, ns since the epoch
+    companions: frozenset[str] = frozenset()  # names of the other traces that it wrote
+    path: str = ""  # a file that it is known from
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -71,14 +62,8 @@ class ProcessIdentity:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts that a merged trace keeps of it."""
-        return {
-            **self.own,
-            "pid": self.pid,
-            "name": self.name,
-            "recorded": self.recorded,
-            "began_ns": self.began_ns,
-            "companions": sorted(self.companions),
-        }
+        found = {"pid": self.pid, "name": self.name, "recorded": self.recorded, "began_ns": self.began_ns}
+        return {**self.own, **found, "companions": sorted(self.companions)}
 
     @classmethod
     def from_json(cls, rank: int, value: Any, path: str) -> ProcessIdentity | None:
@@ -88,29 +73,21 @@ class ProcessIdentity:
         pid, began_ns, companions = value.get("pid"), value.get("began_ns"), value.get("companions")
         if not isinstance(pid, int) or not isinstance(began_ns, int) or not isinstance(companions, list):
             return None
-        recorded = value.get("recorded") is True
+        name, recorded = str(value.get("name", "")), value.get("recorded") is True
         own = {key: value[key] for key in IDENTITY_KEYS if key in value and (recorded or key != "pid")}
-        return cls(
-            rank, pid, own, str(value.get("name", "")), recorded, began_ns, frozenset(map(str, companions)), path
-        )
+        return cls(rank, pid, own, name, recorded, began_ns, frozenset(map(str, companions)), path)
 
 
 @dataclass(slots=True)
 class KnownProcess:
-    """A process of an input that is known before the events are read.
-
-    Attributes:
-        key: Which process of its rank it is.
-        name: Its name in an earlier merge.
-        host: Its host in an earlier merge.
-        threads: Its threads in an earlier merge: tid to (tid in the inputs of that, lane).
-    """
+    """A process of an input that is known before the events are read."""
 
     rank: int
-    key: ProcessKey
+    key: ProcessKey  # which process of its rank it is
     identity: ProcessIdentity | None = None
-    name: str = ""
-    host: str | None = None
+    name: str = ""  # its name in an earlier merge
+    host: str | None = None  # its host in an earlier merge
+    # Its threads in an earlier merge: tid to (tid in the inputs of that, lane).
     threads: dict[int, tuple[int | str, int]] = field(default_factory=dict)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import posixpath
 import time
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,18 +45,12 @@ class _RankFile:
 
 @dataclass(slots=True)
 class RankEnds:
-    """The existing and the missing traces of a run.
-
-    Attributes:
-        without_trace: The ranks without a rank trace.
-        without_end: The ranks without an end record.
-        without_companion: Rank and path of each missing companion trace.
-    """
+    """The existing and the missing traces of a run."""
 
     traces: list[str] = field(default_factory=list)
     without_trace: list[int] = field(default_factory=list)
     without_end: list[int] = field(default_factory=list)
-    without_companion: list[tuple[int, str]] = field(default_factory=list)
+    without_companion: list[tuple[int, str]] = field(default_factory=list)  # rank and path
 
     @property
     def complete(self) -> bool:
@@ -66,10 +59,11 @@ class RankEnds:
 
     def missing(self) -> list[str]:
         """Return a sentence for each kind of missing trace."""
-        found = []
-        for ranks, what in ((self.without_trace, "rank trace"), (self.without_end, "end record in the rank trace")):
-            if ranks:
-                found.append(f"{rank_spans(ranks, most=_MAX_NAMED)} {'has' if len(ranks) == 1 else 'have'} no {what}")
+        found = [
+            f"{rank_spans(ranks, most=_MAX_NAMED)} {'has' if len(ranks) == 1 else 'have'} no {what}"
+            for ranks, what in ((self.without_trace, "rank trace"), (self.without_end, "end record in the rank trace"))
+            if ranks
+        ]
         found += [f"rank {rank} names {name}, which is not there" for rank, name in self.without_companion[:_MAX_NAMED]]
         if (more := len(self.without_companion) - _MAX_NAMED) > 0:
             found.append(
@@ -89,23 +83,16 @@ def wait_for_ranks(
 ) -> RankEnds:
     """Wait until ranks 0 to ``world_size - 1`` have ended and their companion traces exist, or for the timeout.
 
-    A rank has ended when a file of its newest attempt has an end record.
-
-    Args:
-        patterns: Files, folders, globs or URLs of the rank traces of one run.
-        world_size: The number of ranks.
-        timeout_s: Maximum time to wait; 0 looks once.
-        run_id: Ignore the files of other runs.
-        window: The files belong to one recording window: a rank has ended when its files are closed.
-        report: Called once with the state before waiting.
+    The patterns are files, folders, globs or URLs of the rank traces of one run; those of other runs than ``run_id`` are
+    ignored. A rank has ended when a file of its newest attempt has an end record, or if all files belong to one recording
+    ``window``, when its files are closed. ``report`` is called once with the state before waiting.
 
     Raises:
         ConfigError: The files are of several runs, and ``run_id`` is None.
         StorageError: The storage cannot be reached at the timeout, and nothing was found before.
     """
-    files = _Files(patterns, run_id, window=window)
+    files, pause_s = _Files(patterns, run_id, window=window), _MIN_PAUSE_S
     deadline_s = time.monotonic() + timeout_s
-    pause_s = _MIN_PAUSE_S
     while True:
         left_s = deadline_s - time.monotonic()
         found = files.look(world_size, last=left_s <= 0)
@@ -134,23 +121,26 @@ class _Files:
     def look(self, world_size: int, *, last: bool) -> RankEnds:
         """Return the existing and the missing traces; the last time also the companions of files that are not closed."""
         self._refresh()
-        mine = {path: (file, file.head) for path, file in self._files.items() if file.head is not None}
-        runs = {head.run_id for _, head in mine.values()}
-        if self._run_id is None and len(runs) > 1:
+        mine = [
+            (path, file, file.head)
+            for path, file in self._files.items()
+            if file.head is not None and not file.head.dump and self._run_id in (None, file.head.run_id)
+        ]
+        runs = {head.run_id for _, _, head in mine}
+        if len(runs) > 1:
             raise ConfigError(f"the rank traces are of several runs; name one with --run: {', '.join(sorted(runs))}")
-        own: dict[int, list[tuple[_RankFile, Head]]] = defaultdict(list)
-        for file, head in mine.values():
-            if not head.child:
-                own[head.rank].append((file, head))
-        attempt = max((head.attempt for _, head in mine.values()), default=0)
-        found = RankEnds(traces=sorted(mine))
-        for rank in range(world_size):
-            newest = [file for file, head in own[rank] if head.attempt == attempt]
-            if not newest:
+        attempt = max((head.attempt for _, _, head in mine), default=0)
+        newest: dict[int, list[_RankFile]] = {rank: [] for rank in range(world_size)}
+        for _, file, head in mine:
+            if head.attempt == attempt and not head.child and head.rank in newest:
+                newest[head.rank].append(file)
+        found = RankEnds(traces=[path for path, _, _ in mine])
+        for rank, files in newest.items():
+            if not files:
                 found.without_trace.append(rank)
-            elif not any(file.ended for file in newest) and not (self._window and all(file.closed for file in newest)):
+            elif not any(file.ended for file in files) and not (self._window and all(file.closed for file in files)):
                 found.without_end.append(rank)
-        for path, (file, head) in sorted(mine.items()):
+        for path, file, head in mine:
             if last or file.closed:
                 self._add_companions(found, path, file, head.rank)
         return found
@@ -169,20 +159,12 @@ class _Files:
 
     def _refresh(self) -> None:
         paths = set(self._expanded())
-        for path in self._files.keys() - paths:
-            del self._files[path]
+        files = {}
         # The writer removes a plain file after it has packed it.
         for path in sorted(path for path in paths if f"{path}.gz" not in paths):
-            state = _state(path)
-            known = self._files.get(path)
-            if known is not None and (known.state is None or known.state == state):
-                continue
-            file = _examined(path, state)
-            if file.head is not None and (file.head.dump or self._run_id not in (None, file.head.run_id)):
-                file.head = None
-            self._files[path] = file
-        for path in [path for path in self._files if f"{path}.gz" in paths]:
-            del self._files[path]
+            state, known = _state(path), self._files.get(path)
+            files[path] = _examined(path, state) if known is None or known.state != state else known
+        self._files = files
 
     def _expanded(self) -> Iterator[str]:
         self.error = None
@@ -209,27 +191,22 @@ def _state(path: str) -> tuple[int, int] | None:
 def _examined(path: str, state: tuple[int, int] | None) -> _RankFile:
     """Read the head and the end of a file that can grow, and all of any other file."""
     file = _RankFile(state, closed=state is None)
-    try:
-        with open_read(path) as stream:
-            head = read_head(stream.read(_HEAD_BYTES), packed=path.endswith(".gz"))
-            if not isinstance(head, Head):
-                return file
-            file.head = head
-            if state is not None:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = stream.read().splitlines()
-                file.closed = bool(lines) and lines[-1] == b"]"
-                last = decode(next((line for line in reversed(lines) if line not in (b"", b"]")), b"").rstrip(b","))
-                file.ended = last is not None and raw_field(last.name) == _SUMMARY
-                return file
-    except (StorageError, OSError):
-        return file
-    file.companions, file.ended = _read(path)
+    with suppress(StorageError, OSError), open_read(path) as stream:
+        head = read_head(stream.read(_HEAD_BYTES), packed=path.endswith(".gz"))
+        file.head = head if isinstance(head, Head) else None
+        if file.head is not None and state is not None:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = stream.read().splitlines()
+            file.closed = bool(lines) and lines[-1] == b"]"
+            last = decode(next((line for line in reversed(lines) if line not in (b"", b"]")), b"").rstrip(b","))
+            file.ended = last is not None and raw_field(last.name) == _SUMMARY
+    if file.head is not None and state is None:
+        file.companions, file.ended = _read(path)
     return file
 
 
 def _read(path: str) -> tuple[list[str], bool]:
-    """Return the companion traces of a file, and True if it has an end record. Reads as far as possible."""
+    """Return the companion traces of a file, as far as it can be read, and True if it has an end record."""
     companions: list[str] = []
     ended = False
     with suppress(TracekitError, OSError):

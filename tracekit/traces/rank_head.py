@@ -41,23 +41,11 @@ _NUMBERS: Final = re.compile(rb'"(rank|attempt|pid)"\s*:\s*(\d{1,12})\b')
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first lines of a rank trace; see `tracekit.formats.rank_trace`.
-
-    Attributes:
-        local_rank: Its number on its host.
-        child: True for a process that the rank has started, such as a worker of a data loader.
-        dump: True for a dump of a flight recorder, which repeats other files.
-        base_ns: The base of its times, ns since the epoch.
-        start_ns: The start of the recording, ns since the epoch.
-        first_ns: The first time in the file; None if the head has none.
-        body_at: The offset of the second record in the unpacked file.
-        loss: Start and end offset of the line that states losses; None without one.
-        lost_events: The number of lost events in that line.
-    """
+    """The first lines of a rank trace; see `tracekit.formats.rank_trace`."""
 
     run_id: str
     rank: int
-    local_rank: int
+    local_rank: int  # its number on its host
     world_size: int
     node: int
     host: str
@@ -65,14 +53,14 @@ class Head:
     attempt: int
     boot_id: str | None
     start_ticks: int | None
-    child: bool
-    dump: bool
-    base_ns: int
-    start_ns: int
-    first_ns: int | None
-    body_at: int
-    loss: tuple[int, int] | None
-    lost_events: int
+    child: bool  # True for a process that the rank has started, such as a worker of a data loader
+    dump: bool  # True for a dump of a flight recorder, which repeats other files
+    base_ns: int  # the base of its times, ns since the epoch
+    start_ns: int  # the start of the recording, ns since the epoch
+    first_ns: int | None  # the first time in the file; None if the head has none
+    body_at: int  # the offset of the second record in the unpacked file
+    loss: tuple[int, int] | None  # start and end offset of the line that states losses; None without one
+    lost_events: int  # the number of lost events in that line
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -82,40 +70,26 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The index of a recording on an object store.
-
-    Attributes:
-        complete: True if the recording has ended and everything is there.
-    """
+    """The index of a recording on an object store."""
 
     run_id: str
     rank: int
     attempt: int
     pid: int
-    complete: bool
+    complete: bool  # True if the recording has ended and everything is there
 
 
 @dataclass(frozen=True, slots=True)
 class OtherTrace:
-    """A trace of another tool, such as torch.profiler, vLLM, sglang or JAX, or the result of a merge.
+    """A trace of another tool, such as torch.profiler, vLLM, sglang or JAX, or the result of a merge."""
 
-    Attributes:
-        rank: The rank that its head states; None where it states none.
-    """
-
-    rank: int | None
+    rank: int | None  # the rank that its head states; None where it states none
 
 
 def read_head(data: bytes, *, packed: bool) -> Head | Index | OtherTrace | int | None:
-    """Return the facts in the first bytes of a file.
+    """Return the facts in the first bytes of a file: `HEAD_BYTES` or more, ``packed`` by gzip or not.
 
-    Args:
-        data: The first `HEAD_BYTES`, or more.
-        packed: True for gzip.
-
-    Returns:
-        The head of a rank trace, an index, or another trace; the number of bytes that are needed to decide; None for any
-        other file.
+    Return the number of bytes that are needed to decide if these are too few, and None for a file that is not a trace.
     """
     size = len(data)
     if packed:
@@ -182,7 +156,7 @@ def _index(data: bytes) -> Index | None:
     if run_id is None or len(numbers) != 3:
         return None
     try:
-        name = decode_json(run_id[1])
+        name = str(decode_json(run_id[1]))[:_MAX_TEXT]
     except ValueError:
         return None
-    return Index(str(name)[:_MAX_TEXT], **numbers, complete=_COMPLETE.search(begin) is not None)
+    return Index(name, **numbers, complete=_COMPLETE.search(begin) is not None)

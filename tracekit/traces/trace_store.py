@@ -16,8 +16,7 @@ from tracekit.storage import explained, filesystem_of, is_remote, without_secret
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MAX_FILES: Final = 200_000
-"""The maximum number of files below a folder; the others are ignored."""
+MAX_FILES: Final = 200_000  # the maximum number of files below a folder; the others are ignored
 
 _SUFFIXES: Final = (".json", ".json.gz")
 _RECOVERED: Final = (".recovered.json", ".recovered.json.gz")  # copies by `tracekit recover`
@@ -26,17 +25,12 @@ _MAX_DEPTH: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file as the storage lists it.
-
-    Attributes:
-        written_ns: The time of its last change, ns since the epoch; 0 if the storage does not state it.
-        identity: Changes when another file replaces it.
-    """
+    """A file as the storage lists it."""
 
     path: str
     size_bytes: int
-    written_ns: int
-    identity: object
+    written_ns: int  # the time of its last change, ns since the epoch; 0 if the storage does not state it
+    identity: object  # changes when another file replaces it
 
 
 class Part(NamedTuple):
@@ -48,11 +42,7 @@ class Part(NamedTuple):
 
 
 def open_place(root: str, *, confined: bool = False) -> TraceStore:
-    """Open a folder or URL.
-
-    Args:
-        root: The folder or URL.
-        confined: Ignore symbolic links that lead out of the folder.
+    """Open a folder or URL. Ignore symbolic links that lead out of the folder if ``confined``.
 
     Raises:
         ConfigError: It is a file.
@@ -117,8 +107,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _scan(folder: str) -> Iterator[os.DirEntry[str]]:
-    # A folder may be removed, or be of another user.
-    with suppress(OSError), os.scandir(folder) as files:
+    with suppress(OSError), os.scandir(folder) as files:  # it may be removed, or be of another user
         yield from files
 
 
@@ -130,8 +119,7 @@ class _RemoteStore:
     """The objects below a URL."""
 
     remote = True
-    at_once = 32
-    """The number of parts to ask for together."""
+    at_once = 32  # the number of parts to ask for together
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -150,6 +138,8 @@ class _RemoteStore:
             is_there = bool(listed) or filesystem.exists(self._inner)
         except Exception as error:
             raise explained(self.root, error, "be listed") from error
+        if not is_there:
+            raise StorageError(f"{without_secrets(self.root)}: no such folder, or nothing is in it")
         found = []
         for name, detail in listed.items():
             inside = name[len(self._inner) :].lstrip("/")
@@ -158,19 +148,15 @@ class _RemoteStore:
                 identity = detail.get("ETag") or detail.get("etag") or detail.get("ino")
                 url = str(filesystem.unstrip_protocol(name))
                 found.append(Entry(url, size if isinstance(size, int) else 0, _written_ns(detail), identity))
-                if len(found) >= MAX_FILES:
-                    break
-        if not is_there:
-            raise StorageError(f"{without_secrets(self.root)}: no such folder, or nothing is in it")
-        return found
+        return found[:MAX_FILES]
 
     def read(self, parts: Sequence[Part]) -> list[bytes | StorageError]:
         """Return parts of files, shorter at the end of a file; an error for each that cannot be read."""
         filesystem = self._filesystem
         asked = [part for part in parts if part.end > part.start]  # stores refuse a range of nothing
         names = [str(filesystem._strip_protocol(part.path)) for part in asked]  # noqa: SLF001 - fsspec's way
+        starts, ends = [part.start for part in asked], [part.end for part in asked]
         try:
-            starts, ends = [part.start for part in asked], [part.end for part in asked]
             pieces = filesystem.cat_ranges(names, starts, ends, on_error="return")
         except Exception as error:  # noqa: BLE001 - a client of a storage may raise anything
             pieces = [error] * len(asked)
@@ -192,5 +178,4 @@ def _written_ns(detail: dict[str, Any]) -> int:
     return 0
 
 
-TraceStore = _LocalStore | _RemoteStore
-"""A folder, or the objects below a URL."""
+TraceStore = _LocalStore | _RemoteStore  # a folder, or the objects below a URL

@@ -34,7 +34,7 @@ def scan(path: Path, trace: Any, *, cut_bytes: int = 0) -> Input:
 
 def facts(found: Input) -> Any:
     return (
-        (found.kind, found.base_ns, found.lowest_ns, found.highest_ns, found.identity),
+        (found.kind, found.base_ns, found.first_ns, found.highest_ns, found.identity),
         (found.rank_inside, found.companions, found.named_pids, found.head()),
     )
 
@@ -47,14 +47,14 @@ def test_a_small_trace_in_order_of_time_is_known_by_its_ends(tmp_path: Path, for
     found = scan(path, trace if form == "rank" else {**trace, "traceName": "behind the events"})
     assert found.whole is (count == 3)
     assert facts(found) == facts(probe(str(path), whole=True))
-    assert (found.lowest_ns, found.highest_ns) == (10_000, count * 10_000)
+    assert (found.first_ns, found.highest_ns) == (10_000, count * 10_000)
 
 
 def test_many_names_before_the_events_of_a_small_trace_are_read(tmp_path: Path) -> None:
     names = [meta("thread_name", 100, tid, name=f"thread {tid}") for tid in range(200)]
     found = scan(tmp_path / "t.json", torch_trace(*NAMES, *names, *slices(200)))
     assert not found.whole
-    assert (found.lowest_ns, found.named_pids) == (10_000, ((100, "python"),))
+    assert (found.first_ns, found.named_pids) == (10_000, ((100, "python"),))
 
 
 def test_names_of_processes_between_the_events_of_a_small_trace_are_read(tmp_path: Path) -> None:

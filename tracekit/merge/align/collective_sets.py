@@ -45,11 +45,14 @@ def find_sets(placed: Placement) -> list[list[Member]]:
 
 def check_causality(placed: Placement) -> Causality:
     """Check the order of what collectives and messages between ranks must have in order."""
-    beyond = [_beyond(placed.clocks, members) for members in _gathered(placed, only_extremes=True)]
-    beyond += [
-        sent_ns - received_ns - _apart(placed.clocks, sender, receiver)
-        for (sender, sent_ns), (receiver, received_ns) in _messages(placed)
-    ]
+    beyond = []
+    for members in _gathered(placed, only_extremes=True):
+        leaves = min(members, key=lambda member: member.part.end_ns)
+        comes = max((one for one in members if one is not leaves), key=lambda member: member.part.start_ns)
+        apart_ns = _apart(placed.clocks, comes.rank, leaves.rank)
+        beyond.append(comes.part.start_ns - leaves.part.end_ns - apart_ns)
+    for (sender, sent_ns), (receiver, received_ns) in _messages(placed):
+        beyond.append(sent_ns - received_ns - _apart(placed.clocks, sender, receiver))
     wrong = [excess for excess in beyond if excess > 0]
     return Causality(len(beyond), len(wrong), max(wrong, default=0))
 
@@ -88,13 +91,6 @@ def _extremes(members: list[Member]) -> list[Member]:
     return [member for member in members if member is leaves or member in latest]
 
 
-def _beyond(clocks: Mapping[int, RankClock], members: list[Member]) -> int:
-    """Return the time from the first end to the last start of another member, less the errors of both clocks."""
-    leaves = min(members, key=lambda member: member.part.end_ns)
-    comes = max((member for member in members if member is not leaves), key=lambda member: member.part.start_ns)
-    return comes.part.start_ns - leaves.part.end_ns - _apart(clocks, comes.rank, leaves.rank)
-
-
 def _merged(placed: Placement, log: CollectiveLog, collectives: list[Collective]) -> list[Collective]:
     return [
         one._replace(start_ns=placed.time_ns(log.number, one.start_ns), end_ns=placed.time_ns(log.number, one.end_ns))
@@ -107,27 +103,18 @@ def _apart(clocks: Mapping[int, RankClock], first: int, second: int) -> int:
 
 
 def _messages(placed: Placement) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return who began a send and when, and who ended the receive that has its number, and when.
-
-    Skip messages without a sequence number.
-    """
-    sent: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-    received: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    """Return who began a send and when, and who ended the receive that has its number, and when."""
+    found: dict[tuple[Any, ...], tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
     for log in placed.logs:
         if not placed.clocks[log.rank].aligned:
             continue
         for one in log.messages():
-            if one.sequence is not None:
-                key = (one.label.group, one.label.peers, one.sequence)
-                if one.label.kind == "send":
-                    sent.setdefault(key, []).append((log.rank, placed.time_ns(log.number, one.start_ns)))
-                else:
-                    received.setdefault(key, []).append((log.rank, placed.time_ns(log.number, one.end_ns)))
-    return [
-        (sent[key][0], received[key][0])
-        for key in sorted(sent, key=str)
-        if len(sent[key]) == 1 and len(received.get(key, ())) == 1
-    ]
+            sent, received = found.setdefault((one.label.group, one.label.peers, one.sequence), ([], []))
+            if one.sequence is not None and one.label.kind == "send":
+                sent.append((log.rank, placed.time_ns(log.number, one.start_ns)))
+            elif one.sequence is not None:
+                received.append((log.rank, placed.time_ns(log.number, one.end_ns)))
+    return [(sent[0], received[0]) for sent, received in found.values() if len(sent) == len(received) == 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +152,11 @@ def collective_events(
             part = member.part
             events[member.number].append(AddedEvent(phase, part.pid, part.tid, part.start_ns, fields))
         lowest = min(members, key=lambda member: (member.rank, member.number))
-        events[lowest.number].append(_spread(lowest, last.part.start_ns - first.part.start_ns, last))
+        group = lowest.part.label.group[0]
+        name = f"arrival spread of group {group}" if group else "arrival spread of collectives"
+        spread = {"µs": Raw(format_us(last.part.start_ns - first.part.start_ns))}
+        fields = {"cat": _CATEGORY, "name": name, "args": spread}
+        events[lowest.number].append(AddedEvent("C", lowest.part.pid, lowest.part.tid, last.part.start_ns, fields))
     return events
 
 
@@ -177,10 +168,3 @@ def _is_selected(member: Member, filters: Sequence[EventFilter | None]) -> bool:
     return chosen.takes_rank_of(part.pid) and not chosen.judge(
         part.pid, b"", part.category, part.file_ns, end_ns, sliced=True
     )
-
-
-def _spread(lowest: Member, spread_ns: int, last: Member) -> AddedEvent:
-    group = lowest.part.label.group[0]
-    name = f"arrival spread of group {group}" if group else "arrival spread of collectives"
-    fields = {"cat": _CATEGORY, "name": name, "args": {"µs": Raw(format_us(spread_ns))}}
-    return AddedEvent("C", lowest.part.pid, lowest.part.tid, last.part.start_ns, fields)

@@ -13,17 +13,16 @@ import heapq
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import IntEnum
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
+from itertools import count
+from operator import add, itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from tracekit.merge.scan.input import Input
 
-_NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})
-"""Names that every host may have."""
-
+_NO_NAMES: Final = frozenset({"", "localhost", "localhost.localdomain"})  # names that every host may have
 
 _BEYOND_NS: Final = 1_000_000_000_000
 """How far the outer knots of a map lie from its span: a drift between two near ones would be lost in whole nanoseconds."""
@@ -34,11 +33,9 @@ class ClockMap:
     """An offset as a function of time: linear between knots, and beyond them as between the last two.
 
     A later time never becomes an earlier one, and times that are equal stay so: slices nest as before.
-
-    Attributes:
-        knots: At least one pair of a time and what to add to it, ns, sorted by time; one pair is a constant.
     """
 
+    # At least one pair of a time and what to add to it, ns, sorted by time; one pair is a constant.
     knots: tuple[tuple[int, int], ...]
 
     @staticmethod
@@ -74,20 +71,13 @@ class ClockMap:
 
 @dataclass(frozen=True, slots=True)
 class ClockEstimate:
-    """The offset from one clock to another.
+    """The offset from one clock to another."""
 
-    Attributes:
-        map: The offset as a function of the first clock's time.
-        from_ns, to_ns: The time of the first and the last measurement, on the first clock.
-        error_ns: The error between these times.
-        wander_ppb: The growth of the error with each second before or after them, in ns.
-    """
-
-    map: ClockMap
-    from_ns: int
+    map: ClockMap  # the offset as a function of the first clock's time
+    from_ns: int  # the time of the first and the last measurement, on the first clock
     to_ns: int
-    error_ns: int
-    wander_ppb: int
+    error_ns: int  # the error between these times
+    wander_ppb: int  # the growth of the error with each second before or after them, in ns
     count: int
 
     def error_at(self, time_ns: int) -> int:
@@ -122,11 +112,6 @@ class ClockPath(NamedTuple):
     """The way from a clock to the reference: links that follow each other, none for the reference itself."""
 
     links: tuple[Link, ...] = ()
-
-    @property
-    def by_collectives(self) -> bool:
-        """True if a link depends on collectives, which give an estimate and not a bound."""
-        return any(link.evidence is Evidence.COLLECTIVES for link in self.links)
 
     def offset_at(self, time_ns: int) -> int:
         """Return what to add to a time."""
@@ -173,9 +158,8 @@ def find_paths(reference: Hashable, links: Iterable[Link]) -> dict[Hashable, Clo
         neighbours.setdefault(link.second, []).append(link)
         neighbours.setdefault(link.first, []).append(back)
     found: dict[Hashable, ClockPath] = {}
-    # A number breaks ties, as paths have no order.
-    queue: list[tuple[tuple[int, int, int], int, Hashable, ClockPath]] = [((0, 0, 0), 0, reference, ClockPath())]
-    pushed = 0
+    ties = count()  # paths have no order
+    queue: list[tuple[tuple[int, ...], int, Hashable, ClockPath]] = [((0, 0, 0), next(ties), reference, ClockPath())]
     while queue:
         cost, _, node, path = heapq.heappop(queue)
         if node in found:
@@ -183,52 +167,31 @@ def find_paths(reference: Hashable, links: Iterable[Link]) -> dict[Hashable, Clo
         found[node] = path
         for link in neighbours.get(node, ()):
             if link.first not in found:
-                pushed += 1
-                of_collectives, of_sync, error_ns = cost
-                longer = (
-                    of_collectives + (link.evidence is Evidence.COLLECTIVES),
-                    of_sync + (link.evidence is Evidence.SYNC),
-                    error_ns + link.estimate.error_ns,
-                )
-                heapq.heappush(queue, (longer, pushed, link.first, ClockPath((link, *path.links))))
+                kinds = link.evidence is Evidence.COLLECTIVES, link.evidence is Evidence.SYNC
+                longer = tuple(map(add, cost, (*kinds, link.estimate.error_ns)))
+                heapq.heappush(queue, (longer, next(ties), link.first, ClockPath((link, *path.links))))
     return found
 
 
 @dataclass(slots=True)
 class ClockDomain:
-    """Inputs with one clock, and its place on the merged timeline, which `solve` finds.
+    """Inputs with one clock, and its place on the merged timeline, which `solve` finds."""
 
-    Attributes:
-        members: Their places among all inputs.
-        shifts: The offset from each member's time to the domain's; 0 unless the wall clock was set.
-        monotonic_base_ns: The offset from the boot's monotonic clock to the domain's time, or None.
-        known: True if its times count from the epoch.
-        relation: In words, why these inputs have one clock.
-        path: The way to the reference's clock; if the domain is not ``aligned``, to that of another domain, or to its own.
-        absolute: True if its moved times count from the epoch.
-        reason: The reason why it is not aligned, or empty.
-        among: The ranks that are aligned with each other.
-    """
-
-    members: list[int]
+    members: list[int]  # their places among all inputs
+    # The offset from each member's time to the domain's; 0 unless the wall clock was set.
     shifts: dict[int, int] = field(default_factory=dict)
     boot_id: str | None = None
-    monotonic_base_ns: int | None = None
-    known: bool = True
-    relation: str = ""
+    monotonic_base_ns: int | None = None  # the offset from the boot's monotonic clock to the domain's time, or None
+    known: bool = True  # True if its times count from the epoch
+    relation: str = ""  # in words, why these inputs have one clock
+    # The way to the reference's clock; if the domain is not ``aligned``, to that of another domain, or to its own.
     path: ClockPath = field(default_factory=ClockPath)
     aligned: bool = False
-    absolute: bool = True
-    reason: str = ""
-    among: list[int] = field(default_factory=list)
+    absolute: bool = True  # True if its moved times count from the epoch
+    reason: str = ""  # the reason why it is not aligned, or empty
+    among: list[int] = field(default_factory=list)  # the ranks that are aligned with each other
     map: ClockMap = field(default_factory=lambda: ClockMap.constant(0))
     error_ns: int = 0
-
-
-def boot_of(item: Input) -> str | None:
-    """Return the id of the boot that an input was recorded in, or None."""
-    boot = item.identity.get("boot_id")
-    return boot if isinstance(boot, str) and boot else None
 
 
 def monotonic_base_ns(item: Input) -> int | None:
@@ -236,20 +199,15 @@ def monotonic_base_ns(item: Input) -> int | None:
     anchor = item.identity.get("clock")
     if item.kind != "tracekit" or not isinstance(anchor, dict):
         return None
-    wall, monotonic = anchor.get("wall_ns"), anchor.get("monotonic_ns")
-    return wall - monotonic if _is_time(wall) and _is_time(monotonic) else None
-
-
-def _is_time(value: Any) -> TypeGuard[int]:
-    return type(value) is int and abs(value) < 2**62
+    times: list[Any] = [anchor.get("wall_ns"), anchor.get("monotonic_ns")]
+    are_valid = all(type(time) is int and abs(time) < 2**62 for time in times)
+    return times[0] - times[1] if are_valid else None
 
 
 def find_domains(items: list[Input]) -> list[ClockDomain]:
     """Divide the inputs by their clocks; in the order of their first members."""
-    keys: list[Any] = [_own_key(number, item) for number, item in enumerate(items)]
-    _adopt(items, keys)
     domains: dict[Any, ClockDomain] = {}
-    for number, key in enumerate(keys):
+    for number, key in enumerate(_keys(items)):
         domains.setdefault(key, ClockDomain([])).members.append(number)
     for key, domain in domains.items():
         _describe(domain, key, items)
@@ -262,43 +220,41 @@ def _own_key(number: int, item: Input) -> tuple[str, Any] | None:
         return "merge", number
     if item.base_ns is None:
         return "unknown", number
-    boot = boot_of(item)
-    if boot is not None:
+    boot = item.identity.get("boot_id")
+    if isinstance(boot, str) and boot:
         return "boot", boot
     host = item.host
     return ("host", host) if host is not None and host not in _NO_NAMES else None
 
 
-def _adopt(items: list[Input], keys: list[Any]) -> None:
-    """Tie inputs without a boot id to inputs of the same process, rank or host."""
-    boots: dict[str, set[Any]] = {}
-    for item, key in zip(items, keys, strict=True):
-        if key is not None and key[0] == "boot" and item.host is not None:
-            boots.setdefault(item.host, set()).add(key)
-    told = list(keys)
-    ranks: dict[int, list[int]] = {}
-    for number, item in enumerate(items):
-        ranks.setdefault(item.rank, []).append(number)
-    for number, item in enumerate(items):
-        key = told[number]
-        if key is not None and key[0] != "host":
-            continue
-        same_rank = [
-            (items[place], told[place])
-            for place in ranks[item.rank]
-            if told[place] is not None
-            and told[place][0] in ("boot", "host")
-            and (key is None or items[place].host in (None, item.host))
-        ]
-        same_process = {found for other, found in same_rank if found[0] == "boot" and other.pids & item.pids}
-        of_rank = {found for _, found in same_rank if found != key}
-        of_host = boots.get(key[1], set()) if key is not None else set()
-        for candidates in (same_process, of_rank, of_host):
-            # Several boots of a host, or several hosts of one name, are ambiguous.
-            if len(candidates) == 1:
-                key = next(iter(candidates))
-                break
-        keys[number] = key or ("rank", item.rank)
+def _keys(items: list[Input]) -> list[tuple[str, Any]]:
+    """Return the clock of each input. Tie inputs without a boot id to inputs of the same process, rank or host."""
+    stated = [_own_key(number, item) for number, item in enumerate(items)]
+    boots: dict[str | None, set[Any]] = {}
+    ranks: dict[int, list[tuple[Input, tuple[str, Any]]]] = {}
+    for item, own in zip(items, stated, strict=True):
+        if own is not None and own[0] in ("boot", "host"):
+            ranks.setdefault(item.rank, []).append((item, own))
+            if own[0] == "boot":
+                boots.setdefault(item.host, set()).add(own)
+    keys = []
+    for item, own in zip(items, stated, strict=True):
+        key = own
+        if own is None or own[0] == "host":
+            of_rank = [
+                (other, found)
+                for other, found in ranks.get(item.rank, ())
+                if own is None or other.host in (None, item.host)
+            ]
+            same_process = {found for other, found in of_rank if found[0] == "boot" and other.pids & item.pids}
+            of_host = set() if own is None else boots.get(own[1], set())
+            for candidates in (same_process, {found for _, found in of_rank if found != own}, of_host):
+                # Several boots of a host, or several hosts of one name, are ambiguous.
+                if len(candidates) == 1:
+                    (key,) = candidates
+                    break
+        keys.append(key or ("rank", item.rank))
+    return keys
 
 
 def _describe(domain: ClockDomain, key: tuple[str, Any], items: list[Input]) -> None:
@@ -318,10 +274,9 @@ def _describe(domain: ClockDomain, key: tuple[str, Any], items: list[Input]) -> 
     for recording in recordings:
         by_rank.setdefault(items[recording[0]].rank, []).append(recording)
     for number in domain.members:
-        item = items[number]
-        own = monotonic_base_ns(item)
+        own = monotonic_base_ns(items[number])
         if own is None:
-            own = _base_under(item, by_rank.get(item.rank, recordings), items)
+            own = _base_under(items[number], by_rank.get(items[number].rank, recordings), items)
         # Readings of two clocks at one moment are a little apart; what is more was set.
         if own is not None and abs(domain.monotonic_base_ns - own) > STEP_TOLERANCE_NS:
             domain.shifts[number] = domain.monotonic_base_ns - own
@@ -333,7 +288,7 @@ def _base_under(item: Input, recordings: list[tuple[int, int]], items: list[Inpu
     ``recordings`` are rank traces of its rank, else of its boot, with what to add to the monotonic clock.
     """
     start_ns = item.start_ns
-    if start_ns is None or not recordings:
+    if start_ns is None:
         return None
     base, number = min((abs(start_ns - (items[number].start_ns or 0)), base, number) for number, base in recordings)[1:]
     for step_ns, monotonic_ns in items[number].clock_events.steps:
@@ -358,9 +313,8 @@ def solve(
             continue
         island = [(other, path) for other, path in find_paths(root, links).items() if isinstance(other, int)]
         settled.update(other for other, _ in island)
-        ranks = sorted(
-            {rank for other, _ in island for member in domains[other].members for rank in items[member].ranks}
-        )
+        members = [member for other, _ in island for member in domains[other].members]
+        ranks = sorted({rank for member in members for rank in items[member].ranks})
         for other, path in island:
             domain = domains[other]
             domain.path, domain.aligned, domain.absolute = path, root == reference, domains[root].known
@@ -376,8 +330,10 @@ def _settle(items: Sequence[Input], domain: ClockDomain) -> None:
     low, high = min(times, default=0), max(times, default=0)
     path = domain.path
     domain.map = path.map_for(low, high)
-    # Keep a wall clock that differs from the reference's by less than the error: it may be better than the collectives.
-    if domain.known and domain.aligned and path.by_collectives:
+    # Keep a wall clock that differs from the reference's by less than the error: it may be better than the collectives,
+    # which give an estimate and not a bound.
+    by_collectives = any(link.evidence is Evidence.COLLECTIVES for link in path.links)
+    if domain.known and domain.aligned and by_collectives:
         first = path.links[0].estimate
         measured = (low, high, first.from_ns, first.to_ns)
         if all(abs(domain.map.offset_at(time)) <= path.error_at(time) for time in measured):

@@ -8,7 +8,7 @@ member leaves a collective before all have come, bound the offset, so the stated
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.merge.align.domains import ClockEstimate, ClockMap
@@ -16,18 +16,15 @@ from tracekit.merge.align.domains import ClockEstimate, ClockMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
 UNKNOWN_DRIFT_PPB: Final = 200_000
 """How fast two clocks may part where nothing was measured: each may be off by 100 ppm, in opposite directions."""
 
-MOST_DRIFT: Final = 500e-6
-"""No clock that NTP steers is off by more; a line that is steeper is none."""
+MOST_DRIFT: Final = 500e-6  # no clock that NTP steers is off by more; a line that is steeper is none
 
 END_NS: Final = 7_000
 """By how much the members of one collective may end apart each time in the same way: measured with NCCL on 8 GPUs."""
 
-CPU_END_NS: Final = 600_000
-"""The same of collectives of the CPU: measured with gloo on 2 ranks of one host."""
+CPU_END_NS: Final = 600_000  # the same of collectives of the CPU: measured with gloo on 2 ranks of one host
 
 SPREAD_LIMIT_NS: Final = 2_000_000
 """Ends that lie farther apart after the best estimate are not those of the same collectives, or do not synchronise."""
@@ -55,34 +52,28 @@ class SyncPoint(NamedTuple):
 
 
 def estimate_from_ends(ends: Sequence[tuple[int, int]], end_ns: int = END_NS) -> ClockEstimate | str:
-    """Estimate an offset from moments that two clocks have seen.
+    """Estimate an offset from moments on two clocks that may differ by ``end_ns`` each time. Return a reason to refuse it.
 
     The offset is the median of the differences, or a line through them (Theil-Sen) where they drift: at least 8 of them
     over a second or more, and a line halves what is left. The error is the largest difference that is left of those that
     agree, more where they are few, and what members may end apart by each time.
-
-    Args:
-        ends: The same moment on the first clock and on the second, ns; several.
-        end_ns: By how much these moments may differ each time in the same way.
-
-    Returns:
-        The estimate, or the reason for a refusal.
     """
     points = sorted((first, second - first) for first, second in ends)
     times = [time for time, _ in points]
     span_ns = times[-1] - times[0]
     best = ClockMap.constant(_middle([offset for _, offset in points]))
-    left = _left(best, points)
+    left = list(map(abs, _rests(best, points)))
     if len(points) >= _LINE_POINTS and span_ns >= _LINE_SPAN_NS:
         line = _line(points)
-        if line is not None and 2 * _middle(_left(line, points)) < _middle(left):
-            best, left = line, _left(line, points)
+        left_of_line = [] if line is None else list(map(abs, _rests(line, points)))
+        if line is not None and 2 * _middle(left_of_line) < _middle(left):
+            best, left = line, left_of_line
     limit_ns = max(8 * _middle(left), 3 * END_NS)
     trims = len(points) >= _MIN_TRIMMED
     agreeing = [point for point, rest in zip(points, left, strict=True) if rest <= limit_ns or not trims]
     if len(agreeing) < _AGREEING * len(points):
         return f"the ends of {len(points)} collectives do not agree"
-    spread_ns = max(_left(best, agreeing))
+    spread_ns = max(map(abs, _rests(best, agreeing)))
     if spread_ns > SPREAD_LIMIT_NS:
         return f"the ends of {len(points)} collectives lie up to {spread_ns / 1e6:.1f} ms apart"
     unknowns = 1 if best.is_constant else 2
@@ -97,14 +88,8 @@ def estimate_from_stays(
 ) -> ClockEstimate | str:
     """Bound an offset by when two members came to each collective and left it: none leaves before both have come.
 
-    The bound is true however late a member leaves, and as wide as the stays are long.
-
-    Args:
-        stays: Start and end of the same collective on the first clock and on the second, ns; at least one.
-        offset_ns: The offset to state where the bounds allow it; the middle between them otherwise.
-
-    Returns:
-        The estimate, or the reason for a refusal.
+    The bound is true however late a member leaves, and as wide as the stays are long. ``offset_ns`` is the offset to state
+    where the bounds allow it. Return a reason to refuse the estimate.
     """
     points = []
     for (start, end), (other_start, other_end) in stays:
@@ -119,8 +104,9 @@ def estimate_from_stays(
     return estimate_from_sync(points, offset_ns)
 
 
-def _left(line: ClockMap, points: Sequence[tuple[int, int]]) -> list[int]:
-    return [abs(offset - line.offset_at(time)) for time, offset in points]
+def _rests(line: ClockMap, points: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the distance of the offset of each point above a line."""
+    return [offset - line.offset_at(time) for time, offset, *_ in points]
 
 
 def _middle(values: list[int]) -> int:
@@ -131,13 +117,10 @@ def _middle(values: list[int]) -> int:
 
 def _line(points: Sequence[tuple[int, int]]) -> ClockMap | None:
     """Return the line with the median slope of all pairs of points, or None if it is too steep."""
-    some = _thinned(points, _SLOPE_POINTS)
-    slopes = sorted(
-        (later - offset) / (then - time)
-        for number, (time, offset) in enumerate(some)
-        for then, later in some[number + 1 :]
-        if then > time
-    )
+    most, last = _SLOPE_POINTS, len(points) - 1
+    some = points if last < most else [points[number * last // (most - 1)] for number in range(most)]
+    pairs = combinations(some, 2)
+    slopes = sorted((later - offset) / (then - time) for (time, offset), (then, later) in pairs if then > time)
     slope = (slopes[(len(slopes) - 1) // 2] + slopes[len(slopes) // 2]) / 2
     if abs(slope) > MOST_DRIFT:
         return None
@@ -146,22 +129,12 @@ def _line(points: Sequence[tuple[int, int]]) -> ClockMap | None:
     return ClockMap(((start, at_start), (end, at_start + round(slope * (end - start)))))
 
 
-def _thinned(points: Sequence[tuple[int, int]], most: int) -> Sequence[tuple[int, int]]:
-    if len(points) <= most:
-        return points
-    return [points[number * (len(points) - 1) // (most - 1)] for number in range(most)]
-
-
 def estimate_from_sync(measured: Sequence[SyncPoint], offset_ns: int | None = None) -> ClockEstimate:
     """Estimate an offset from measurements that are bounded each.
 
     Taken is the simplest of a constant, a line, and a line from each of the good points to the next that no measurement
     contradicts. Its error at the time of a measurement is the distance to that one's offset and that one's own error;
-    between two measurements the drift is taken to be even.
-
-    Args:
-        measured: At least one measurement.
-        offset_ns: The constant to take where no measurement contradicts it.
+    between two measurements the drift is taken to be even. The constant is ``offset_ns`` where no measurement contradicts it.
     """
     points = _best_of_each_stretch(sorted(measured, key=lambda point: (point.time_ns, point.error_ns, point.offset_ns)))
     start, end = points[0].time_ns, points[-1].time_ns
@@ -170,25 +143,25 @@ def estimate_from_sync(measured: Sequence[SyncPoint], offset_ns: int | None = No
     if best is None:
         least = min(point.error_ns for point in points)
         best = ClockMap(tuple((p.time_ns, p.offset_ns) for p in points if p.error_ns <= 4 * least))
-        above = below = [abs(rest) for rest in _above(points, best)]
+        above = below = list(map(abs, _rests(best, points)))
         slope_error = math.inf
     else:
-        above = _above(points, best)
+        above = _rests(best, points)
         below = [-rest for rest in above]
     rate = best.drift_ppm() / 1e6
     # The true drift lies within the error of the measured one, on either side of the map's.
     wander_ppb = math.ceil(min(UNKNOWN_DRIFT_PPB + abs(rate) * 1e9, (slope_error + abs(rate - slope)) * 1e9))
-    jump_ns = max((_jump(*pair) for pair in pairwise(best.knots)), default=0)
+    # Drift cannot explain a jump: one of the machines slept.
+    jumps = (
+        abs(offset - before) - MOST_DRIFT * (time - then) for (then, before), (time, offset) in pairwise(best.knots)
+    )
+    jump_ns = max(0, math.ceil(max(jumps, default=0)))
     # Every measurement bounds the offset everywhere, above and below, the less the farther it is.
     error_ns = max(
         max(_reach(points, [rest + point.error_ns for rest, point in zip(side, points, strict=True)], wander_ppb))
         for side in (above, below)
     )
     return ClockEstimate(best, start, end, error_ns + jump_ns, wander_ppb, len(measured))
-
-
-def _above(points: list[SyncPoint], line: ClockMap) -> list[int]:
-    return [point.offset_ns - line.offset_at(point.time_ns) for point in points]
 
 
 def _reach(points: list[SyncPoint], bounds_ns: list[int], wander_ppb: int) -> list[int]:
@@ -202,12 +175,6 @@ def _reach(points: list[SyncPoint], bounds_ns: list[int], wander_ppb: int) -> li
     return found
 
 
-def _jump(first: tuple[int, int], second: tuple[int, int]) -> int:
-    """Return the part of a difference that drift cannot explain: one of the machines slept."""
-    beyond = abs(second[1] - first[1]) - MOST_DRIFT * (second[0] - first[0])
-    return max(0, math.ceil(beyond))
-
-
 def _best_of_each_stretch(points: list[SyncPoint]) -> list[SyncPoint]:
     """Keep a few hundred measurements, those with the least error; one of each time."""
     size = -(-len(points) // _SYNC_POINTS)
@@ -217,13 +184,12 @@ def _best_of_each_stretch(points: list[SyncPoint]) -> list[SyncPoint]:
 
 def _rate(points: list[SyncPoint]) -> tuple[float, float]:
     """Return the drift that two measurements bound best, and its bound; both in ns per ns."""
-    best = (0.0, float("inf"))
-    for number, first in enumerate(points):
-        for last in points[number + 1 :]:
-            span_ns = last.time_ns - first.time_ns
-            error = (first.error_ns + last.error_ns) / span_ns
-            if error < best[1]:
-                best = (last.offset_ns - first.offset_ns) / span_ns, error
+    best = (0.0, math.inf)
+    for first, last in combinations(points, 2):
+        span_ns = last.time_ns - first.time_ns
+        error = (first.error_ns + last.error_ns) / span_ns
+        if error < best[1]:
+            best = (last.offset_ns - first.offset_ns) / span_ns, error
     return best
 
 
@@ -235,16 +201,12 @@ def _widest(points: list[SyncPoint], slope: float, slope_error: float) -> float:
     low, high = slope - slope_error, slope + slope_error
     for _ in range(_HALVINGS):
         third = (high - low) / 3
-        if _room(points, low + third) < _room(points, high - third):
+        (lowest, highest), (others_lowest, others_highest) = _band(points, low + third), _band(points, high - third)
+        if highest - lowest < others_highest - others_lowest:
             low += third
         else:
             high -= third
     return (low + high) / 2
-
-
-def _room(points: list[SyncPoint], slope: float) -> int:
-    lowest, highest = _band(points, slope)
-    return highest - lowest
 
 
 def _band(points: list[SyncPoint], slope: float) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import pickle
 import re
 import zlib
 from dataclasses import dataclass
+from operator import attrgetter
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Input
     from tracekit.traces.collectives.collector import Collective
 
-
-Group = tuple[str, str]
-"""Name and members of a process group."""
+Group = tuple[str, str]  # name and members of a process group
 
 _MAX_READ: Final = 20_000
 _MAX_OF_GROUP: Final = 300
@@ -45,20 +44,14 @@ _MAX_OF_GROUP: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class CollectiveLog:
-    """The collectives of one rank in one input.
-
-    Attributes:
-        to_domain_ns: The offset from the time of the file to that of the domain.
-        groups: The synchronising collectives of each process group, packed, sorted by group.
-        sent: Sends and receives with known partners, packed.
-    """
+    """The collectives of one rank in one input."""
 
     number: int
     rank: int
     domain: int
-    to_domain_ns: int
-    groups: dict[Group, bytes]
-    sent: bytes
+    to_domain_ns: int  # the offset from the time of the file to that of the domain
+    groups: dict[Group, bytes]  # the synchronising collectives of each process group, packed, sorted by group
+    sent: bytes  # sends and receives with known partners, packed
 
     @staticmethod
     def of(number: int, rank: int, domain: int, to_domain_ns: int, found: list[Collective]) -> CollectiveLog:
@@ -84,14 +77,10 @@ class CollectiveReader:
         self._domains = domains
         self._domain_of = {member: place for place, domain in enumerate(domains) for member in domain.members}
         self._read: dict[int, list[CollectiveLog]] = {}
-        self.sampled: set[int] = set()
-        """The inputs of which only a sample was read."""
+        self.sampled: set[int] = set()  # the inputs of which only a sample was read
 
-    def logs(self, numbers: Iterable[int] = (), *, sampled: bool = True) -> list[CollectiveLog]:
-        """Return all logs that were read, after reading some of these inputs, as far as alignment needs them.
-
-        A sample of a large input is enough where ``sampled``.
-        """
+    def logs(self, numbers: Iterable[int], *, sampled: bool = True) -> list[CollectiveLog]:
+        """Read what alignment needs of these inputs, where ``sampled`` a sample of large ones. Return all logs so far."""
         for number in numbers:
             if number not in self._read or (number in self.sampled and not sampled):
                 self._read[number] = self._logs(number, most=_MAX_READ, sampled=sampled)
@@ -123,7 +112,7 @@ class CollectiveReader:
 def members_of_groups(logs: Iterable[CollectiveLog]) -> dict[Group, list[CollectiveLog]]:
     """Return the members that synchronised in each process group, by rank."""
     groups: dict[Group, list[CollectiveLog]] = {}
-    for log in sorted(logs, key=lambda log: (log.rank, log.number)):
+    for log in sorted(logs, key=attrgetter("rank", "number")):
         for group in log.groups:
             groups.setdefault(group, []).append(log)
     return groups
@@ -140,11 +129,9 @@ def _unpacked(data: bytes) -> list[Collective]:
 
 _MOST_HUBS: Final = 8
 _NO_EVIDENCE: Final = "no clock exchange with them and no collectives of both"
-
 _MOST: Final = 2**62
 _RANK: Final = re.compile(r"rank[-_=]?\d+", re.IGNORECASE)
-_ROUNDED_US: Final = 2
-"""Composer writes whole microseconds: the bound, and the readings that it bounds."""
+_ROUNDED_US: Final = 2  # Composer writes whole microseconds: the bound, and the readings that it bounds
 _SYNC_KEYS: Final = ("monotonic_ns", "offset_ns", "monotonic_offset_ns", "error_ns", "round_trips", "reference_rank")
 
 
@@ -163,9 +150,8 @@ def measure(
     links = _earlier_links(items, domains)
     refused: dict[int, str] = {}
     if align != "collectives":
-        links += sync_links(items, domains)
         found, refused = barrier_links(items, domains)
-        links += found
+        links += sync_links(items, domains) + found
     if align == "sync":
         return links, refused, logs
     everyone = range(len(items))
@@ -177,12 +163,11 @@ def measure(
         if not _apart(domains, reference, links):
             break
         logs = reader.logs(numbers, sampled=sampled)
-        if logs == compared:
-            continue
-        found, unused = _collective_links(logs)
-        compared = logs
-        links = [link for link in links if link.evidence is not Evidence.COLLECTIVES] + found
-        refused |= unused
+        if logs != compared:
+            found, unused = _collective_links(logs)
+            compared = logs
+            links = [link for link in links if link.evidence is not Evidence.COLLECTIVES] + found
+            refused |= unused
     for domain in _apart(domains, reference, links):
         if reader.sampled.intersection(domains[domain].members):
             reason = refused.get(domain, _NO_EVIDENCE)
@@ -203,13 +188,12 @@ def _earlier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> li
             continue
         for placed in stated_clocks(item):
             for other, candidate in enumerate(domains):
-                if candidate.boot_id is None or candidate.boot_id != placed.get("boot_id"):
-                    continue
-                then_ns, now_ns = placed.get("monotonic_base_ns"), candidate.monotonic_base_ns
-                moved_ns = then_ns - now_ns if isinstance(then_ns, int) and isinstance(now_ns, int) else 0
-                knots = tuple((time - moved_ns, offset + moved_ns) for time, offset in placed["knots"])
-                known = ClockEstimate(ClockMap(knots), knots[0][0], knots[-1][0], 0, 0, 1)
-                links.append(Link(other, number, known, Evidence.EARLIER_MERGE))
+                if candidate.boot_id is not None and candidate.boot_id == placed.get("boot_id"):
+                    then_ns, now_ns = placed.get("monotonic_base_ns"), candidate.monotonic_base_ns
+                    moved_ns = then_ns - now_ns if isinstance(then_ns, int) and isinstance(now_ns, int) else 0
+                    knots = tuple((time - moved_ns, offset + moved_ns) for time, offset in placed["knots"])
+                    known = ClockEstimate(ClockMap(knots), knots[0][0], knots[-1][0], 0, 0, 1)
+                    links.append(Link(other, number, known, Evidence.EARLIER_MERGE))
     return links
 
 
@@ -245,21 +229,19 @@ def _compare(
     hub: CollectiveLog, ours: list[Collective], log: CollectiveLog, theirs: list[Collective]
 ) -> ClockEstimate | str:
     """Return the offset from the clock of ``log`` to that of ``hub``, or the reason for a refusal."""
+
+    def stay(one: Collective, in_log: CollectiveLog) -> tuple[int, int]:
+        return one.start_ns + in_log.to_domain_ns, one.end_ns + in_log.to_domain_ns
+
     pairs = match(ours, theirs, min_numbered=1)
     if isinstance(pairs, str):
         return pairs
-    stays = [
-        (
-            (their.start_ns + log.to_domain_ns, their.end_ns + log.to_domain_ns),
-            (own.start_ns + hub.to_domain_ns, own.end_ns + hub.to_domain_ns),
-        )
-        for own, their in pairs
-    ]
+    stays = [(stay(their, log), stay(own, hub)) for own, their in pairs]
     numbered = all(own.sequence is not None and own.sequence == their.sequence for own, their in pairs)
     found: ClockEstimate | str = "the flight recorder notices their ends late, and they have no sequence numbers"
     if all(one.ends_on_time for pair in pairs for one in pair):
         end_ns = END_NS if all(one.on_gpu for pair in pairs for one in pair) else CPU_END_NS
-        found = estimate_from_ends([(stay[1], other[1]) for stay, other in stays], end_ns)
+        found = estimate_from_ends([(their_end, own_end) for (_, their_end), (_, own_end) in stays], end_ns)
     # A few ends may agree by chance, and ends far apart prove little. The order of starts and ends is certain.
     if (numbered and isinstance(found, str)) or (not isinstance(found, str) and len(pairs) < MANY):
         return estimate_from_stays(stays, None if isinstance(found, str) else found.map.knots[0][1])
@@ -287,22 +269,19 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
                     continue
                 boot, rank = measured.get("reference_boot_id"), measured["reference_rank"]
                 boot = boot if isinstance(boot, str) else None
-                target: Hashable = boots.get(boot) if boot is not None else None
-                if target is not None:
+                target: Hashable = ("reference", rank, boot)
+                target_ns = own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
+                if boot is not None and boot in boots:
+                    target = boots[boot]
                     target_ns = domains[boots[boot]].monotonic_base_ns or 0
                 elif boot is None and len(recorders.get(rank, ())) == 1:
-                    target = next(iter(recorders[rank]))
-                    target_ns = own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
+                    (target,) = recorders[rank]
                 else:
-                    target = ("reference", rank, boot)
-                    target_ns = outside.setdefault(
-                        target, own_ns + measured["offset_ns"] - measured["monotonic_offset_ns"]
-                    )
-                if target == number:
-                    continue
-                at_ns = measured["monotonic_ns"] + base_ns
-                offset_ns = measured["monotonic_offset_ns"] + target_ns - base_ns
-                points.setdefault((number, target), []).append(SyncPoint(at_ns, offset_ns, measured["error_ns"]))
+                    target_ns = outside.setdefault(target, target_ns)
+                if target != number:
+                    at_ns = measured["monotonic_ns"] + base_ns
+                    offset_ns = measured["monotonic_offset_ns"] + target_ns - base_ns
+                    points.setdefault((number, target), []).append(SyncPoint(at_ns, offset_ns, measured["error_ns"]))
     return [
         Link(first, second, estimate_from_sync(found), Evidence.SYNC)
         for (first, second), found in sorted(points.items(), key=str)
@@ -310,19 +289,12 @@ def sync_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> list[L
 
 
 class _Barrier(NamedTuple):
-    """One reading of the clock after a barrier of Composer.
+    """One reading of the clock after a barrier of Composer."""
 
-    Attributes:
-        window: The file without its rank, and which barrier of the file: the same for all ranks.
-        domain: The index of the clock domain.
-        time_ns: The reading, in the time of the domain.
-        error_ns: All ranks left the barrier within this time.
-    """
-
-    window: tuple[str, int]
-    domain: int
-    time_ns: int
-    error_ns: int
+    window: tuple[str, int]  # the file without its rank, and which barrier of the file: the same for all ranks
+    domain: int  # the index of the clock domain
+    time_ns: int  # the reading, in the time of the domain
+    error_ns: int  # all ranks left the barrier within this time
 
 
 def barrier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> tuple[list[Link], dict[int, str]]:
@@ -336,10 +308,8 @@ def barrier_links(items: Sequence[Input], domains: Sequence[ClockDomain]) -> tup
             item = items[member]
             window = _RANK.sub("", basename(item.path))
             for count, (time_us, error_us) in enumerate(item.clock_events.barriers):
-                found = _Barrier(
-                    (window, count), number, 1000 * time_us + domain.shifts[member], 1000 * (error_us + _ROUNDED_US)
-                )
-                ranks.setdefault(item.rank, []).append(found)
+                time_ns, error_ns = 1000 * time_us + domain.shifts[member], 1000 * (error_us + _ROUNDED_US)
+                ranks.setdefault(item.rank, []).append(_Barrier((window, count), number, time_ns, error_ns))
     if len(ranks) < 2:
         return [], {}
     # The rank that comes last to the barriers waits least, so its bound is the smallest.
@@ -365,14 +335,10 @@ def _same_barriers(own: list[_Barrier], others: list[_Barrier]) -> list[tuple[_B
     pairs = [(one, by_window[one.window]) for one in own if one.window in by_window]
     if len({one.window for one in own}) == len(own) and len(by_window) == len(others) and pairs:
         return pairs
-    by_time = [sorted(ones, key=lambda one: one.time_ns) for ones in (own, others)]
+    by_time = [sorted(ones, key=attrgetter("time_ns")) for ones in (own, others)]
     return list(zip(*by_time, strict=True)) if len(own) == len(others) else []
 
 
 def _is_sync(measured: dict[str, Any]) -> bool:
-    numbers = [measured.get(key) for key in _SYNC_KEYS]
-    return (
-        all(type(number) is int and abs(number) < _MOST for number in numbers)
-        and measured["round_trips"] > 0
-        and measured["error_ns"] >= 0
-    )
+    are_numbers = all(type(number) is int and abs(number) < _MOST for number in map(measured.get, _SYNC_KEYS))
+    return are_numbers and measured["round_trips"] > 0 and measured["error_ns"] >= 0

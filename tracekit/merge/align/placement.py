@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from tracekit.merge.align.measure import CollectiveLog
     from tracekit.merge.scan.input import Input
 
-
-ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")
-"""What ``align`` may be."""
+ALIGN: Final = ("auto", "sync", "collectives", "wall", "none")  # what ``align`` may be
 
 _MEASURED: Final = ("auto", "sync", "collectives")
 _DAY_NS: Final = 86_400_000_000_000
@@ -37,20 +35,14 @@ _MISSING: Final = {"xprof": "no reading of the clock by tracekit, no xplane.pb b
 
 @dataclass(slots=True)
 class Placement:
-    """The place of each input on the merged timeline.
+    """The place of each input on the merged timeline."""
 
-    Attributes:
-        base_ns: The base of the merged trace in ns since the epoch; 0 if no clock is known.
-        shifts_ns: The constant part of each input's offset.
-        warps: The varying part of each input's offset, in the file's time; None for clocks without drift.
-        domains: The clock of each boot, for a later merge, as JSON values.
-    """
-
-    base_ns: int
-    shifts_ns: list[int]
+    base_ns: int  # the base of the merged trace in ns since the epoch; 0 if no clock is known
+    shifts_ns: list[int]  # the constant part of each input's offset
+    # The varying part of each input's offset, in the file's time; None for clocks without drift.
     warps: list[ClockMap | None]
     clocks: dict[int, RankClock]
-    domains: list[dict[str, Any]]
+    domains: list[dict[str, Any]]  # the clock of each boot, for a later merge, as JSON values
     warnings: list[str]
     logs: list[CollectiveLog] = field(default_factory=list)
 
@@ -89,21 +81,21 @@ def place(
         for item in items:
             item.read_end()  # a drift, and so the error, is taken over the whole span
     solve(items, domains, reference, links, refused)
-    domain_of = {member: number for number, domain in enumerate(domains) for member in domain.members}
+    domain_of = {member: domain for domain in domains for member in domain.members}
     maps: list[ClockMap] = []
     known: list[bool] = []
     for number, item in enumerate(items):
-        domain = domains[domain_of[number]]
-        if item.rank in by_hand and item.kind != "merged":
-            maps.append(ClockMap.constant(by_hand[item.rank]))
-            known.append(True)
-        else:
-            maps.append(ClockMap.constant(0) if align == "none" else _map_of(domain, number))
-            known.append(domain.absolute)
+        is_by_hand = item.rank in by_hand and item.kind != "merged"
+        shift_ns = domain_of[number].shifts[number]
+        knots = [(time - shift_ns, offset + shift_ns) for time, offset in domain_of[number].map.knots]
+        if is_by_hand or align == "none":
+            knots = [(0, by_hand[item.rank] if is_by_hand else 0)]
+        maps.append(ClockMap(tuple(knots)))  # in the time of `Input.span_ns`
+        known.append(is_by_hand or domain_of[number].absolute)
     base_ns, shifts, warps, warnings = _put(items, maps, known)
-    clocks = _ClockDescriber(items, domains, reference, align, by_hand).clocks(domain_of, maps)
+    clocks = _rank_clocks(items, domains, domains[reference], align, by_hand, maps)
     if align in _MEASURED:
-        warnings += flags(clocks, domains, items)
+        warnings += _flags(clocks, domains, items)
     if read_all:
         from tracekit.merge.align.measure import CollectiveReader
 
@@ -115,20 +107,15 @@ def _check(items: list[Input], align: str, by_hand: dict[int, int]) -> None:
     if align not in ALIGN:
         raise ConfigError(f"align must be one of {', '.join(ALIGN)}, not {align!r}")
     for rank, offset in by_hand.items():
-        if isinstance(offset, bool) or not isinstance(offset, int) or abs(offset) >= 2**62:
+        if type(offset) is not int or abs(offset) >= 2**62:
             raise ConfigError(f"the offset of rank {rank} must be a whole number of nanoseconds, not {offset!r}")
-        if not any(item.rank == rank and item.kind != "merged" for item in items):
-            if any(rank in item.ranks for item in items):
-                raise ConfigError(
-                    f"rank {rank} comes from an earlier merge, which has placed it; give its own trace instead"
-                )
+        kinds = {item.kind for item in items if rank in item.ranks}
+        if kinds == {"merged"}:
+            raise ConfigError(
+                f"rank {rank} comes from an earlier merge, which has placed it; give its own trace instead"
+            )
+        if not kinds:
             raise ConfigError(f"an offset is given for rank {rank}, but no input is of that rank")
-
-
-def _map_of(domain: ClockDomain, number: int) -> ClockMap:
-    """Return what to add to the times of an input, in the time of `Input.span_ns`."""
-    shift_ns = domain.shifts[number]
-    return ClockMap(tuple((time - shift_ns, offset + shift_ns) for time, offset in domain.map.knots))
 
 
 def _put(
@@ -159,137 +146,121 @@ def _put(
                 f"{item.shown} does not tell its clock ({_MISSING.get(item.kind, _NO_BASE)}): "
                 f"its first event is placed at the start of the others; rank {item.rank} is not aligned"
             )
+    latest = max((span[1] for span in certain), default=0)
     if first is None:
         lowest = min((span[0] for span in moved if span is not None), default=0)
         shifts = [shift + max(0, -lowest) for shift in shifts]
         if len(items) > 1:
             warnings.append("no input tells its clock: all times are taken to count from one common start")
-    elif max(span[1] for span in certain) - base_ns > EXACT_NS:
-        days = (max(span[1] for span in certain) - first) // _DAY_NS
+    elif latest - base_ns > EXACT_NS:
+        days = (latest - first) // _DAY_NS
         warnings.append(
             f"the inputs span {days} days: viewers show times that late less exactly than to the nanosecond"
         )
     return base_ns, shifts, warps, warnings
 
 
-_WORST_LAST: Final = (
-    "reference",
-    "shared",
-    "earlier_merge",
-    "sync",
-    "collectives",
-    "by_hand",
-    "wall",
-    "none",
-    "unknown",
-)
+_SOURCES: Final = ["reference", "shared", "earlier_merge", "sync", "collectives", "by_hand", "wall", "none", "unknown"]
+"""The sources of a clock, the most certain first."""
 
 
-@dataclass(slots=True)
-class _ClockDescriber:
-    """Says for each rank what places it."""
-
-    items: list[Input]
-    domains: list[ClockDomain]
-    reference: int
-    align: str
-    by_hand: Mapping[int, int]
-
-    def clocks(self, domain_of: dict[int, int], maps: list[ClockMap]) -> dict[int, RankClock]:
-        """Return the clock of each rank; of several, as after a restart on another host, the least certain one."""
-        clocks: dict[int, RankClock] = {}
-        readings = self._reading_errors_ns()
-        named = [any(self.items[member].names_hosts for member in domain.members) for domain in self.domains]
-        walls = [
-            _by_wall(domain.relation, several=at != self.reference, hosts_known=named[at] and named[self.reference])
-            for at, domain in enumerate(self.domains)
-        ]
-        for number, item in enumerate(self.items):
-            domain = self.domains[domain_of[number]]
-            start_ns, end_ns = item.span_ns or (0, 0)
-            offset_ns = maps[number].offset_at(start_ns)
-            drift_ppm = round(maps[number].drift_ppm(start_ns, end_ns), 6)
-            found = self._of(number, domain, offset_ns, drift_ppm, walls[domain_of[number]])
-            profile = item.profile
-            if profile is not None and profile.start_ns is not None and found.error_ns is not None:
-                # It uses the wall clock; the rank trace has one reading of it.
-                error_ns = profile.error_ns + readings.get(item.rank, 0)
-                words = f"{found.words}; the XLA profile ± {duration(error_ns)}, from {profile.source}"
-                found = found._replace(error_ns=found.error_ns + error_ns, words=words)
-            for clock in self._stated(item, domain, found) if item.kind == "merged" else [found]:
-                clocks[clock.rank] = max(clocks.get(clock.rank, clock), clock, key=_uncertainty)
-        return clocks
-
-    def _reading_errors_ns(self) -> dict[int, int]:
-        """Return how far apart the two clocks were read at most when the rank traces of each rank began."""
-        found: dict[int, int] = {}
-        for item in self.items:
-            clock = item.identity.get("clock") if item.kind == "tracekit" else None
-            error_ns = clock.get("error_ns") if isinstance(clock, dict) else None
-            if type(error_ns) is int and error_ns < 2**62:
-                found[item.rank] = max(found.get(item.rank, 0), error_ns)
-        return found
-
-    def _of(self, number: int, domain: ClockDomain, offset_ns: int, drift_ppm: float, wall: str) -> RankClock:
-        item = self.items[number]
-
-        def clock(source: str, words: str, error_ns: int | None = None, *, aligned: bool = True) -> RankClock:
-            return RankClock(item.rank, source, aligned, offset_ns, drift_ppm, error_ns, words)
-
-        if item.rank in self.by_hand and item.kind != "merged":
-            return clock("by_hand", f"{duration(offset_ns, sign=True)}, given by hand: error unknown")
-        if domain.aligned and domain.path.links:
-            return clock(*_by_path(domain.path, offset_ns, drift_ppm, domain.error_ns), domain.error_ns)
-        if not domain.known:
-            return clock("unknown", "unknown", aligned=False)
-        if self.align == "none":
-            return clock("none", wall)
-        if domain is self.domains[self.reference]:
-            own = item.rank == self.items[domain.members[0]].rank
-            set_by = domain.shifts[number]
-            after = f"; {duration(set_by, sign=True)}: the wall clock was set in between" if set_by else ""
-            return clock("reference" if own else "shared", wall + after, 0)
-        return clock("wall", wall, aligned=self.align == "wall")
-
-    @staticmethod
-    def _stated(item: Input, domain: ClockDomain, found: RankClock) -> list[RankClock]:
-        """Return what an earlier merge says of its ranks, and what this one has added."""
-        before = {clock.rank: clock for clock in stated_ranks(item.head().header)}
-        clocks = []
-        for rank in sorted(item.ranks):
-            known = before.get(rank)
-            if known is None:
-                known = RankClock(
-                    rank=rank, source="earlier_merge", aligned=True, words="as placed by an earlier merge"
-                )
-            elif found.offset_ns or domain.path.links or not found.aligned:
-                both = (known.error_ns, found.error_ns)
-                known = known._replace(
-                    source=found.source if known.aligned else known.source,
-                    aligned=known.aligned and found.aligned,
-                    offset_ns=known.offset_ns + found.offset_ns,
-                    drift_ppm=known.drift_ppm + found.drift_ppm,
-                    error_ns=None if None in both else sum(both),  # type: ignore[arg-type]
-                    words=f"{known.words}; then the earlier merge by {found.words}",
-                )
-            clocks.append(known)
-        return clocks
+def _rank_clocks(
+    items: list[Input],
+    domains: list[ClockDomain],
+    reference: ClockDomain,
+    align: str,
+    by_hand: Mapping[int, int],
+    maps: list[ClockMap],
+) -> dict[int, RankClock]:
+    """Return the clock of each rank; of several, as after a restart on another host, the least certain one."""
+    readings_ns: dict[int, int] = {}
+    """The distance between the readings of the two clocks when the rank traces of each rank began."""
+    for item in items:
+        clock = item.identity.get("clock") if item.kind == "tracekit" else None
+        error_ns = clock.get("error_ns") if isinstance(clock, dict) else None
+        if type(error_ns) is int and error_ns < 2**62:
+            readings_ns[item.rank] = max(readings_ns.get(item.rank, 0), error_ns)
+    of_item: dict[int, tuple[ClockDomain, str]] = {}
+    hosts_known = _names_hosts(items, reference)
+    for domain in domains:
+        wall = domain.relation or "host unknown"
+        if domain is not reference:
+            both_known = hosts_known and _names_hosts(items, domain)
+            wall = "different hosts: error unknown" if both_known else "host unknown"
+        of_item.update(dict.fromkeys(domain.members, (domain, f"wall clock; {wall}")))
+    clocks: dict[int, RankClock] = {}
+    for number, item in enumerate(items):
+        domain, wall = of_item[number]
+        start_ns, end_ns = item.span_ns or (0, 0)
+        offset_ns = maps[number].offset_at(start_ns)
+        drift_ppm = round(maps[number].drift_ppm(start_ns, end_ns), 6)
+        found = RankClock(item.rank, "wall", align == "wall", offset_ns, drift_ppm, None, wall)
+        if item.rank in by_hand and item.kind != "merged":
+            words = f"{duration(offset_ns, sign=True)}, given by hand: error unknown"
+            found = found._replace(source="by_hand", aligned=True, words=words)
+        elif domain.aligned and domain.path.links:
+            source, words = _by_path(domain.path, offset_ns, drift_ppm, domain.error_ns)
+            found = found._replace(source=source, aligned=True, error_ns=domain.error_ns, words=words)
+        elif not domain.known:
+            found = found._replace(source="unknown", aligned=False, words="unknown")
+        elif align == "none":
+            found = found._replace(source="none", aligned=True)
+        elif domain is reference:
+            source = "reference" if item.rank == items[domain.members[0]].rank else "shared"
+            if set_by := domain.shifts[number]:
+                wall += f"; {duration(set_by, sign=True)}: the wall clock was set in between"
+            found = found._replace(source=source, aligned=True, error_ns=0, words=wall)
+        profile = item.profile
+        if profile is not None and profile.start_ns is not None and found.error_ns is not None:
+            # It uses the wall clock; the rank trace has one reading of it.
+            error_ns = profile.error_ns + readings_ns.get(item.rank, 0)
+            words = f"{found.words}; the XLA profile ± {duration(error_ns)}, from {profile.source}"
+            found = found._replace(error_ns=found.error_ns + error_ns, words=words)
+        for clock in _after_earlier_merge(item, domain, found) if item.kind == "merged" else [found]:
+            clocks[clock.rank] = max(clocks.get(clock.rank, clock), clock, key=_uncertainty)
+    return clocks
 
 
-def flags(clocks: Mapping[int, RankClock], domains: list[ClockDomain], items: list[Input]) -> list[str]:
+def _names_hosts(items: list[Input], domain: ClockDomain) -> bool:
+    return any(items[member].names_hosts for member in domain.members)
+
+
+def _after_earlier_merge(item: Input, domain: ClockDomain, found: RankClock) -> list[RankClock]:
+    """Return what an earlier merge says of its ranks, and what this one has added."""
+    before = {clock.rank: clock for clock in stated_ranks(item.head().header)}
+    moved = found.offset_ns or domain.path.links or not found.aligned
+    clocks = []
+    for rank in sorted(item.ranks):
+        known = before.get(rank)
+        if known is None:
+            known = RankClock(rank=rank, source="earlier_merge", aligned=True, words="as placed by an earlier merge")
+        elif moved:
+            known = known._replace(
+                source=found.source if known.aligned else known.source,
+                aligned=known.aligned and found.aligned,
+                offset_ns=known.offset_ns + found.offset_ns,
+                drift_ppm=known.drift_ppm + found.drift_ppm,
+                error_ns=None if known.error_ns is None or found.error_ns is None else known.error_ns + found.error_ns,
+                words=f"{known.words}; then the earlier merge by {found.words}",
+            )
+        clocks.append(known)
+    return clocks
+
+
+def _flags(clocks: Mapping[int, RankClock], domains: list[ClockDomain], items: list[Input]) -> list[str]:
     """Return a warning for the ranks that could not be aligned, by reason."""
     reasons: dict[str, list[int]] = {}
     told: set[int] = set()
     for domain in domains:
-        ranks = {rank for member in domain.members for rank in items[member].ranks}
-        if domain.aligned or not domain.absolute:
-            told |= ranks if not domain.absolute else set()
+        if domain.aligned and domain.absolute:
             continue
-        reason = domain.reason or "no clock exchange with them and no collectives of both"
-        if domain.among:
-            reason += f"; only {rank_spans(domain.among)} are aligned with each other"
+        ranks = {rank for member in domain.members for rank in items[member].ranks}
         told |= ranks
-        reasons.setdefault(reason, []).extend(rank for rank in ranks if not clocks[rank].aligned)
+        if not domain.aligned and domain.absolute:
+            reason = domain.reason or "no clock exchange with them and no collectives of both"
+            if domain.among:
+                reason += f"; only {rank_spans(domain.among)} are aligned with each other"
+            reasons.setdefault(reason, []).extend(rank for rank in ranks if not clocks[rank].aligned)
     before = [rank for rank, clock in clocks.items() if not clock.aligned and rank not in told]
     if before:
         reasons["as the earlier merge says"] = before
@@ -357,14 +328,8 @@ def _by_path(path: ClockPath, offset_ns: int, drift_ppm: float, error_ns: int) -
     return source, f"{duration(offset_ns, sign=True)} ± {duration(error_ns)}{drift}, {evidence}{through}"
 
 
-def _by_wall(relation: str, *, several: bool, hosts_known: bool) -> str:
-    if several:
-        relation = "different hosts: error unknown" if hosts_known else "host unknown"
-    return f"wall clock; {relation or 'host unknown'}"
-
-
 def _uncertainty(clock: RankClock) -> tuple[bool, int, int]:
-    place = _WORST_LAST.index(clock.source) if clock.source in _WORST_LAST else len(_WORST_LAST)
+    place = _SOURCES.index(clock.source) if clock.source in _SOURCES else len(_SOURCES)
     return not clock.aligned, place, clock.error_ns or 0
 
 

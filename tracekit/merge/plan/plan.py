@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Head, Input
     from tracekit.merge.selection.event_filter import EventFilter
 
-
 _STRIDE: Final = 100_000
 _PIDS: Final = 2**32
 
@@ -39,31 +38,20 @@ NAMESPACE: Final = 10**10
 DIRECT_IDS: Final = NAMESPACE // 2
 """Ids from here on, and those that are not numbers, are numbered in the order in which they come, from here on."""
 
-_PLACES: Final = 8
-"""How many inputs of a rank have ids below 2**53, for up to 112,000 ranks."""
+_PLACES: Final = 8  # how many inputs of a rank have ids below 2**53, for up to 112,000 ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The numbers of pids and ids, and the units.
+    """The numbers of pids and ids, and the units."""
 
-    Attributes:
-        stride: The distance between the pids of two ranks.
-        ranks: The ranks, as (first, last) of each row of them.
-        places: The number of namespaces of ids of each rank with more than one, by the rank as text.
-        units: The inputs by number, together those that share a rank.
-        namespaces: For each input the number of its namespace; -1 for one that keeps its ids.
-        moved_namespaces: For an earlier merge, new numbers for the namespaces that others use.
-        prefixes: For each input what is written before the ids of async events.
-    """
-
-    stride: int
-    ranks: list[tuple[int, int]]
-    places: dict[str, int]
-    units: list[list[int]]
-    namespaces: list[int]
-    moved_namespaces: list[dict[int, int]]
-    prefixes: list[str]
+    stride: int  # the distance between the pids of two ranks
+    ranks: list[tuple[int, int]]  # the ranks, as (first, last) of each row of them
+    places: dict[str, int]  # the number of namespaces of ids of each rank with more than one, by the rank as text
+    units: list[list[int]]  # the inputs by number, together those that share a rank
+    namespaces: list[int]  # for each input the number of its namespace; -1 for one that keeps its ids
+    moved_namespaces: list[dict[int, int]]  # for an earlier merge, new numbers for the namespaces that others use
+    prefixes: list[str]  # for each input what is written before the ids of async events
     collective_flows: int = 0
 
     @property
@@ -74,8 +62,7 @@ class Layout:
 
 def stride_for(inputs: list[Input]) -> int:
     """Return how far apart the pids of two ranks are."""
-    highest = max((max(item.ranks) for item in inputs), default=0)
-    stride = _STRIDE
+    highest, stride = max((max(item.ranks) for item in inputs), default=0), _STRIDE
     while stride > 1 and (highest + 1) * stride > _PIDS:
         stride //= 10
     if (highest + 1) * stride > _PIDS or stride < 10:
@@ -95,40 +82,28 @@ def lay_out(inputs: list[Input]) -> Layout:
     count = _PIDS // stride
     taken: dict[int, int] = {}
     namespaces = [-1] * len(inputs)
-    moved: list[dict[int, int]] = [{} for _ in inputs]
     prefixes = [""] * len(inputs)
-    for number, item in enumerate(inputs):
-        if item.kind == "merged":
-            moved[number] = _keep(item, taken, count)
+    moved = [_keep(item, taken, count) if item.kind == "merged" else {} for item in inputs]
     for number, item in enumerate(inputs):
         if item.kind != "merged":
             place = taken.get(item.rank, 0)
             taken[item.rank] = place + 1
             namespaces[number] = namespace_of(item.rank, place, count)
-            prefixes[number] = f"{namespaces[number] * 10**10}:" if place else ""
+            prefixes[number] = f"{namespaces[number] * NAMESPACE}:" if place else ""
     ranks = sorted({rank for item in inputs for rank in item.ranks})
-    return Layout(
-        stride=stride,
-        ranks=consecutive(ranks),
-        places={str(rank): taken[rank] for rank in ranks if taken.get(rank, 1) != 1},
-        units=units_of(inputs),
-        namespaces=namespaces,
-        moved_namespaces=moved,
-        prefixes=prefixes,
-    )
+    places = {str(rank): taken[rank] for rank in ranks if taken.get(rank, 1) != 1}
+    return Layout(stride, consecutive(ranks), places, units_of(inputs), namespaces, moved, prefixes)
 
 
 def _keep(item: Input, taken: dict[int, int], count: int) -> dict[int, int]:
     """Reserve the namespaces of an earlier merge; return other numbers for those that are taken."""
     header = item.head().header
-    moved: dict[int, int] = {}
     if not isinstance(item.rank_of_pid, RankOfPid):  # they were numbered by input
-        inputs = header[MERGED_KEY].get("inputs")
-        first = taken.get(item.rank, 0)
-        for number in range(len(inputs) if isinstance(inputs, list) else 1):
-            moved[number] = namespace_of(item.rank, first + number, count)
-        taken[item.rank] = first + max(len(moved), 1)
-        return moved
+        inputs, first = header[MERGED_KEY].get("inputs"), taken.get(item.rank, 0)
+        numbers = range(len(inputs) if isinstance(inputs, list) else 1)
+        taken[item.rank] = first + max(len(numbers), 1)
+        return {number: namespace_of(item.rank, first + number, count) for number in numbers}
+    moved: dict[int, int] = {}
     places = _places(header)
     before = _PIDS // item.rank_of_pid.stride
     for rank in sorted(item.ranks):
@@ -143,11 +118,8 @@ def _keep(item: Input, taken: dict[int, int], count: int) -> dict[int, int]:
 
 def _places(header: dict[str, Any]) -> dict[str, int]:
     found = merge_decisions(header).get("places")
-    return (
-        {rank: places for rank, places in found.items() if type(places) is int and 0 < places < 10**6}
-        if isinstance(found, dict)
-        else {}
-    )
+    stated = found if isinstance(found, dict) else {}
+    return {rank: places for rank, places in stated.items() if type(places) is int and 0 < places < 10**6}
 
 
 def units_of(inputs: list[Input]) -> list[list[int]]:
@@ -192,26 +164,19 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnitInput:
-    """An input and the facts that its rewriting needs. It can be pickled.
-
-    Attributes:
-        seen: The name, label and category of the processes that were seen, by ``pid``; see `Head`.
-        warp: The correction of a drifting clock, in the time of the file.
-        namespace: The number of the namespace of its ids; -1 keeps them.
-        moved_namespaces: New numbers for namespaces of an earlier merge that others use.
-        start_ns: When it begins in the merged trace, about.
-        tables: The description that the merged trace keeps of each input: (rank, kind, JSON).
-    """
+    """An input and the facts that its rewriting needs. It can be pickled."""
 
     number: int
     source: Input
+    # The name, label and category of the processes that were seen, by ``pid``; see `Head`.
     seen: dict[Any, tuple[str | None, str, bytes]]
     shift_ns: int
-    warp: ClockMap | None
-    namespace: int
+    warp: ClockMap | None  # the correction of a drifting clock, in the time of the file
+    namespace: int  # the number of the namespace of its ids; -1 keeps them
     prefix: str
-    moved_namespaces: dict[int, int]
-    start_ns: int
+    moved_namespaces: dict[int, int]  # new numbers for namespaces of an earlier merge that others use
+    start_ns: int  # when it begins in the merged trace, about
+    # The description that the merged trace keeps of each input: (rank, kind, JSON).
     tables: list[tuple[int, str, bytes]] = field(default_factory=list)
     chosen: EventFilter | None = None
     added: Sequence[AddedEvent] = ()
@@ -225,23 +190,17 @@ class UnitInput:
 
 @dataclass(frozen=True, slots=True)
 class UnitJob:
-    """A unit and how it is written. It can be pickled.
-
-    Attributes:
-        make_encoder: Makes an encoder with scratch files in a folder; None for JSON, which can be patched, and has a table of
-            stack frames.
-        output: The name of the output, which says whether it is packed.
-        args: Which arguments are kept: 0 all, 1 ids, 2 none.
-        snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
-    """
+    """A unit and how it is written. It can be pickled."""
 
     inputs: list[UnitInput]
     stride: int
+    # Makes an encoder with scratch files in a folder; None for JSON, which can be patched, and has a table of stack
+    # frames.
     make_encoder: Callable[[str], Encoder] | None
-    output: str
-    args: int = 0
+    output: str  # the name of the output, which says whether it is packed
+    args: int = 0  # which arguments are kept: 0 all, 1 ids, 2 none
     ranks: dict[int, tuple[int, str]] = field(default_factory=dict)
-    snap_ns: int = 0
+    snap_ns: int = 0  # the maximum overlap on a GPU stream that is removed by shortening the earlier slice
 
 
 @dataclass(slots=True)
@@ -249,9 +208,6 @@ class InputResult:
     """The counts and findings of one rewritten input.
 
     ``read`` and ``written`` count events by phase, the others by reason or kind.
-
-    Attributes:
-        stack_frames: The stack frames that the events name: the JSON text of each by its id in the merged trace.
     """
 
     read: dict[str, int] = field(default_factory=partial(defaultdict, int))
@@ -262,6 +218,7 @@ class InputResult:
     repairs: list[Finding] = field(default_factory=list)
     drops: list[Finding] = field(default_factory=list)
     accounts: Accounts = field(default_factory=Accounts)
+    # The stack frames that the events name: the JSON text of each by its id in the merged trace.
     stack_frames: dict[str, bytes] = field(default_factory=dict)
     bytes_read: int = 0
     clock_events: int = 0
@@ -269,40 +226,30 @@ class InputResult:
 
 @dataclass(slots=True)
 class UnitResult:
-    """The result of rewriting a unit.
-
-    Attributes:
-        twice: True if the unit was rewritten twice, as its output could not be patched.
-    """
+    """The result of rewriting a unit."""
 
     inputs: dict[int, InputResult] = field(default_factory=dict)
     titles: dict[int, list[str]] = field(default_factory=dict)
     moved: int = 0
     added: int = 0
-    twice: bool = False
+    twice: bool = False  # True if the unit was rewritten twice, as its output could not be patched
     snapped: int = 0
     largest_snap_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """The plan of a merge.
+    """The plan of a merge."""
 
-    Attributes:
-        inputs: In the order of the output.
-        args: Which arguments are kept: 0 all, 1 ids, 2 none.
-        snap_ns: The maximum overlap on a GPU stream that is removed by shortening the earlier slice.
-    """
-
-    inputs: list[Input]
+    inputs: list[Input]  # in the order of the output
     placement: Placement
     layout: Layout
     ranks: RankOrder
     filters: list[EventFilter | None]
     added: list[list[AddedEvent]]
     clocks: dict[int, list[RankClock]]
-    args: int = 0
-    snap_ns: int = 0
+    args: int = 0  # which arguments are kept: 0 all, 1 ids, 2 none
+    snap_ns: int = 0  # the maximum overlap on a GPU stream that is removed by shortening the earlier slice
 
     def job(self, unit: list[int], make_encoder: Callable[[str], Encoder] | None, output: str) -> UnitJob:
         """Return the job of rewriting a unit."""

@@ -5,6 +5,7 @@ Titles are stable: a name that is already such a title stays, so that merging a 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -22,33 +23,22 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Input
     from tracekit.traces.process_identity import ProcessIdentity, ProcessKey
 
-
-GROUP_BY = ("tp", "dp", "pp", "ep", "node")
-"""The choices of ``--group-by``."""
+GROUP_BY = ("tp", "dp", "pp", "ep", "node")  # the choices of ``--group-by``
 
 
 @dataclass(slots=True)
 class RankOrder:
-    """Labels and order of the ranks of a merge.
+    """Labels and order of the ranks of a merge."""
 
-    Attributes:
-        places: Position of each rank in the viewer: the rank itself if ranks are not grouped.
-        shown: The dimensions in the titles.
-        group_by: The dimension that sorts the ranks, or "node". None sorts by rank.
-    """
-
-    places: dict[int, int]
+    places: dict[int, int]  # position of each rank in the viewer: the rank itself if ranks are not grouped
     labels: dict[int, Labels] = field(default_factory=dict)
-    shown: tuple[str, ...] = ()
-    group_by: str | None = None
+    shown: tuple[str, ...] = ()  # the dimensions in the titles
+    group_by: str | None = None  # the dimension that sorts the ranks, or "node". None sorts by rank
 
     def metadata(self) -> dict[str, Any]:
         """Return the labels and the grouping as metadata of a merged trace."""
-        return {
-            **({"labels": sorted(self.labels.items())} if self.labels else {}),
-            **({"shown_labels": self.shown} if self.shown else {}),
-            **({"group_by": self.group_by} if self.group_by else {}),
-        }
+        found = {"labels": sorted(self.labels.items()), "shown_labels": self.shown, "group_by": self.group_by}
+        return {key: value for key, value in found.items() if value}
 
     def text(self, rank: int) -> str:
         """Return the labels of a rank as in its title."""
@@ -73,35 +63,42 @@ def order_ranks(inputs: Iterable[Input], group_by: str | None = None) -> RankOrd
     stated: list[Any] = []
     for item in inputs:
         ranks |= item.ranks
+        own: dict[str, Any] = {}
+        hosts, of_ranks = [(item.rank, item.host)], [(item.rank, item.labels)]
         if item.kind == "merged":
             own = merge_decisions(item.head().header)
-            stated.append(own.get("group_by"))
-            for rank, labels in _labels_of_merge(own):
-                if rank in item.ranks:
-                    found[rank] = labels | found.get(rank, {})
-            for known in item.processes.values():
-                if known.host is not None:
-                    nodes.setdefault(known.rank, known.host)
-            continue
-        stated.append(None)
-        labels = item.labels
-        if item.rank_inside is None or item.rank != item.rank_inside[0]:
-            labels = labels_of_trace(item.name, item.head().header, item.rank)
-        if labels:
-            found[item.rank] = labels | found.get(item.rank, {})
-        if item.host is not None:
-            nodes.setdefault(item.rank, item.host)
-    if group_by is None and len(stated) == 1 and stated[0] in GROUP_BY:
-        group_by = stated[0]
-    elif group_by is not None:
-        _check_grouping(group_by, found, nodes)
+            hosts = [(known.rank, known.host) for known in item.processes.values()]
+            of_ranks = [(rank, labels) for rank, labels in _labels_of_merge(own) if rank in item.ranks]
+        elif item.rank_inside is None or item.rank != item.rank_inside[0]:
+            of_ranks = [(item.rank, labels_of_trace(item.name, item.head().header, item.rank))]
+        stated.append(own.get("group_by"))
+        for rank, labels in of_ranks:
+            if labels or own:
+                found[rank] = labels | found.get(rank, {})
+        for rank, host in hosts:
+            if host is not None:
+                nodes.setdefault(rank, host)
+    dimension = group_by
+    if dimension is None and len(stated) == 1 and stated[0] in GROUP_BY:
+        dimension = stated[0]
+    places = {rank: labels[dimension] for rank, labels in found.items() if dimension in labels}
+    if dimension == "node":
+        first = {host: rank for rank, host in sorted(nodes.items(), reverse=True)}
+        places = {rank: first[host] for rank, host in nodes.items()}
+    if group_by is not None and not places:
+        missing = "host" if group_by == "node" else f"place in {group_by}"
+        raise ConfigError(
+            f"--group-by {group_by}: no input states its {missing}, neither by its name nor in its metadata; "
+            "merge without --group-by"
+        )
     shown = shown_dimensions(found.get(rank, {}) for rank in ranks)
-    ordered = sorted(ranks, key=_order(group_by, found, nodes))
+    # Ranks without a position in the grouping come last.
+    ordered = sorted(ranks, key=lambda rank: (places.get(rank, math.inf), rank))
     return RankOrder(
-        {rank: rank if group_by is None else place for place, rank in enumerate(ordered)},
+        {rank: rank if dimension is None else place for place, rank in enumerate(ordered)},
         {rank: {key: labels[key] for key in DIMENSIONS if key in labels} for rank, labels in found.items()},
         shown,
-        group_by,
+        dimension,
     )
 
 
@@ -110,31 +107,6 @@ def _labels_of_merge(own: dict[str, Any]) -> Iterator[tuple[int, Labels]]:
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int:
             yield entry[0], labels_from_json(entry[1])
-
-
-def _check_grouping(group_by: str, labels: dict[int, Labels], nodes: dict[int, str]) -> None:
-    if nodes if group_by == "node" else any(group_by in one for one in labels.values()):
-        return
-    missing = "host" if group_by == "node" else f"place in {group_by}"
-    raise ConfigError(
-        f"--group-by {group_by}: no input states its {missing}, neither by its name nor in its metadata; "
-        "merge without --group-by"
-    )
-
-
-def _order(group_by: str | None, labels: dict[int, Labels], nodes: dict[int, str]) -> Any:
-    """Return the sort key of ranks. Ranks without a position in the grouping come last."""
-    first: dict[str, int] = {}
-    for rank in sorted(nodes):
-        first.setdefault(nodes[rank], rank)
-
-    def key(rank: int) -> tuple[float, int]:
-        if group_by is None:
-            return 0, rank
-        place = first.get(nodes.get(rank, "")) if group_by == "node" else labels.get(rank, {}).get(group_by)
-        return float("inf") if place is None else place, rank
-
-    return key
 
 
 COMPUTE, NCCL, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, MEMSET, SYNC = (1 << bit for bit in range(7))
@@ -162,54 +134,39 @@ _COLLECTIVES: Final = (b'"nccl', b'"rccl', b'"msccl')
 _DISPLAY: Final = (CPU, GPU, DEVICE, CHILD, OVERHEAD, PROFILER)
 _SEPARATOR: Final = " · "
 _ROLE: Final = re.compile(r" \(([a-z0-9, ]+)\)")
-_SYNTHETIC: Final = 2**30
-"""From here on tracekit numbers rows of its own."""
+_SYNTHETIC: Final = 2**30  # from here on tracekit numbers rows of its own
 _PROCESSES_OF_RANK: Final = 1000
 _LAST_PROCESSES: Final = 10**9
 
 
 @dataclass(slots=True)
 class Thread:
-    """A track of the merged trace.
-
-    Attributes:
-        key: What its ``tid`` is in the inputs.
-        sort_index: Its place among the others, where an input tells.
-        lane: Which lane of that track it is; 0 is the track itself.
-        log: The number of its track among those of the unit; -1 while it has none.
-    """
+    """A track of the merged trace."""
 
     tid: int
-    key: int | str
+    key: int | str  # what its ``tid`` is in the inputs
     name: str | None = None
-    sort_index: int | None = None
-    lane: int = 0
-    log: int = -1
+    sort_index: int | None = None  # its place among the others, where an input tells
+    lane: int = 0  # which lane of that track it is; 0 is the track itself
+    log: int = -1  # the number of its track among those of the unit; -1 while it has none
     work: int = 0
 
 
 @dataclass(slots=True)
 class Process:
-    """A process of the merged trace.
-
-    Attributes:
-        threads: Its threads, by key and lane.
-        place: The place of its rank in the order of display.
-        labels: The parallelism labels of its rank, as text.
-        title: Its `process_title`, when all of it is known.
-    """
+    """A process of the merged trace."""
 
     rank: int
     key: ProcessKey
     pid: int = 0
     name: str = ""
-    threads: dict[tuple[int | str, int], Thread] = field(default_factory=dict)
+    threads: dict[tuple[int | str, int], Thread] = field(default_factory=dict)  # its threads, by key and lane
     host: str | None = None
     identity: ProcessIdentity | None = None
     free_tids: FreeNumbers = field(default_factory=FreeNumbers)
-    place: int = 0
-    labels: str = ""
-    title: str = ""
+    place: int = 0  # the place of its rank in the order of display
+    labels: str = ""  # the parallelism labels of its rank, as text
+    title: str = ""  # its `process_title`, when all of it is known
 
 
 def process_title(process: Process) -> str:
@@ -230,12 +187,8 @@ def better_name(old: str, new: str, rank: int) -> str:
     Of two such, the first in the order of the alphabet.
     """
     own = [name for name in (old, new) if name.startswith(f"rank {rank}{_SEPARATOR}")]
-    if own:
-        return min(own)
-    plain = {"", f"rank {rank}"}
-    if old in plain or new in plain:
-        return (new if old in plain else old) or new
-    return min(old, new)
+    telling = [name for name in (old, new) if name not in ("", f"rank {rank}")]
+    return min(own or telling, default=new)
 
 
 def process_sort_index(process: Process, slot: int) -> int:
@@ -256,7 +209,8 @@ def thread_title(process: Process, thread: Thread) -> str | None:
         whose = _device(process)
         bare, known = _without_role(name.removeprefix(whose))
         role = "" if thread.lane else role_text(thread.work | known)
-        title = whose + (bare or _row(key)) + (f" ({role})" if role else "")
+        row = key if isinstance(key, str) else f"stream {key}" if key >= 0 else "device"
+        title = whose + (bare or row) + (f" ({role})" if role else "")
     elif name or (not thread.lane and (key == thread.tid or (key == 0 and process.key[0] == CPU))):
         title = name or None
     else:
@@ -298,8 +252,8 @@ def name_events(process: Process, slot: int) -> list[bytes]:
         metadata_event(b"process_sort_index", pid, pid, b'{"sort_index":%b}' % index),
     ]
     if kind in (CPU, GPU):
-        label = "CPU" if kind == CPU else f"GPU {number}"
-        events.append(metadata_event(b"process_labels", pid, pid, b'{"labels":%b}' % encode_json(label)))
+        label = encode_json("CPU" if kind == CPU else f"GPU {number}")
+        events.append(metadata_event(b"process_labels", pid, pid, b'{"labels":%b}' % label))
     for thread in sorted(process.threads.values(), key=attrgetter("tid")):
         title = thread_title(process, thread)
         if title is not None:
@@ -317,8 +271,8 @@ def metadata_event(name: bytes, pid: int, tid: int, args: bytes) -> bytes:
 def work_of(category: bytes, name: bytes) -> int:
     """Return what an event on a GPU does, by its category and name as JSON text; 0 for anything else."""
     work = WORK_CATEGORIES.get(category, 0)
-    if work == COMPUTE:
-        return NCCL if name.startswith(_COLLECTIVES) else COMPUTE
+    if work == COMPUTE and name.startswith(_COLLECTIVES):
+        return NCCL
     if work == _COPY:
         return next((bit for beginning, bit in _COPY_NAMES if name.startswith(beginning)), 0)
     return work
@@ -326,18 +280,14 @@ def work_of(category: bytes, name: bytes) -> int:
 
 def role_text(work: int) -> str:
     """Return the role of a GPU row: its kinds of kernels, else its copies, else what else runs there."""
-    if work & (COMPUTE | NCCL):
-        return _words(_KERNELS, work)
-    copies = _words(_COPIES, work)
-    return f"memcpy {copies}" if copies else _words(_OTHERS, work)
+    kernels, copies, others = (
+        ", ".join(word for bit, word in table.items() if work & bit) for table in (_KERNELS, _COPIES, _OTHERS)
+    )
+    return kernels or (f"memcpy {copies}" if copies else others)
 
 
 def _device(process: Process) -> str:
     return f"rank {process.rank}{_SEPARATOR}GPU {process.key[1]}{_SEPARATOR}"
-
-
-def _words(table: dict[int, str], work: int) -> str:
-    return ", ".join(word for bit, word in table.items() if work & bit)
 
 
 def _without_role(title: str) -> tuple[str, int]:
@@ -349,9 +299,3 @@ def _without_role(title: str) -> tuple[str, int]:
     table = _COPIES if match[1].startswith("memcpy ") else _KERNELS | _OTHERS
     found = sum(bit for bit, word in table.items() if word in words)
     return (title[: match.start()], found) if role_text(found) == match[1] else (title, 0)
-
-
-def _row(thread: int | str) -> str:
-    if isinstance(thread, str):
-        return thread
-    return f"stream {thread}" if thread >= 0 else "device"

@@ -9,7 +9,7 @@ Names are collected meanwhile, and settled when all inputs of the unit are read.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -52,18 +52,11 @@ class _InputTracks:
     def __init__(self, item: UnitInput) -> None:
         self.number, self.source = item.number, item.source
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
-        self.declared: dict[Any, _Declared] = {raw: _Declared(*seen) for raw, seen in item.seen.items()}
+        self.declared = defaultdict(_Declared, {raw: _Declared(*seen) for raw, seen in item.seen.items()})
         self.places: dict[tuple[Any, Any], tuple[int, int, int]] = {}  # by pid and tid, in any spelling
         self.kept: dict[Any, list[Event]] = {}
         self.kept_count = 0
         self.ends = 0
-
-    def declaration(self, raw: Any) -> _Declared:
-        """Return what is declared of a pid."""
-        found = self.declared.get(raw)
-        if found is None:
-            found = self.declared[raw] = _Declared()
-        return found
 
     def thread(self, process: Process, pid: Any, tid: Any) -> tuple[int | str, int]:
         """Return what a thread was before an earlier merge, and its lane there."""
@@ -92,10 +85,9 @@ class UnitTracks:
         if item.source.kind == "tracekit":
             for pid in sorted(item.source.pids):
                 self._process(now, pid, b"")
-        if item.source.kind != "merged":
-            return
-        # In this order, they keep their numbers.
-        for pid, known in sorted(item.source.processes.items(), key=itemgetter(0)):
+        # In this order, the processes of an earlier merge keep their numbers.
+        merged = item.source.processes if item.source.kind == "merged" else {}
+        for pid, known in sorted(merged.items(), key=itemgetter(0)):
             process = self._add(now, pid, known.rank, known.key, pid if pid // self._stride == known.rank else None)
             for tid, (thread_key, lane) in known.threads.items():
                 if not lane:
@@ -113,9 +105,8 @@ class UnitTracks:
     def first_track(self, rank: int) -> tuple[Any, int, int] | None:
         """Return the first track of a rank in the input: the pid in the file, and the new pid and tid."""
         places = self._inputs[-1].places
-        found = [(new, tid, raw) for (raw, _), (new, tid, _) in places.items() if new // self._stride == rank]
-        new, tid, raw = min(found, key=lambda place: place[:2], default=(-1, -1, None))
-        return None if new < 0 else (raw, new, tid)
+        found = [(raw, new, tid) for (raw, _), (new, tid, _) in places.items() if new // self._stride == rank]
+        return min(found, key=itemgetter(1, 2), default=None)
 
     def place_of_metadata(self, pid: Any, tid: Any) -> tuple[int, int]:
         """Return the pid and tid of metadata of a process that is known."""
@@ -123,12 +114,10 @@ class UnitTracks:
         raw = raw_number(pid)
         if now.source.passes:
             return (raw, raw_number(tid)) if isinstance(raw, int) else (0, 0)
-        process = now.processes[raw]
-        key = raw_number(tid)
+        process, key = now.processes[raw], raw_number(tid)
         known = process.threads.get((key, 0))
-        if known is not None:
-            return process.pid, known.tid
-        return process.pid, key if isinstance(key, int) and 0 < key < FREE_NUMBERS else process.pid
+        own_tid = key if isinstance(key, int) and 0 < key < FREE_NUMBERS else process.pid
+        return process.pid, own_tid if known is None else known.tid
 
     def takes_metadata(self, event: Event) -> bool:
         """Note what a metadata event says of names; return True if the event is to be written now."""
@@ -151,16 +140,10 @@ class UnitTracks:
     def end_input(self) -> tuple[list[Event], dict[str, int]]:
         """Return the metadata that waited for an event of its process, and how much metadata is left out, by reason."""
         now = self._inputs[-1]
-        left_out = {"rewritten_metadata": now.ends, "unused_process": 0}
-        kept: list[Event] = []
-        for raw, events in now.kept.items():
-            if raw in now.processes:
-                kept += events
-            else:
-                left_out["unused_process"] += len(events)
+        kept = [event for raw, events in now.kept.items() if raw in now.processes for event in events]
+        left_out = {"rewritten_metadata": now.ends, "unused_process": sum(map(len, now.kept.values())) - len(kept)}
         for raw, declared in now.declared.items():
-            reason = "rewritten_metadata" if raw in now.processes else "unused_process"
-            left_out[reason] += declared.count
+            left_out["rewritten_metadata" if raw in now.processes else "unused_process"] += declared.count
         return kept, left_out
 
     def note_work(self, log: int, work: int) -> None:
@@ -200,10 +183,11 @@ class UnitTracks:
     def pids_of(self, number: int) -> dict[Any, int]:
         """Return the new pid for each pid of an input; -1 for one that only has names."""
         now = next(now for now in self._inputs if now.number == number)
-        found: dict[Any, int] = dict.fromkeys(
-            [*(raw for raw in now.declared if now.declared[raw].count), *now.kept], -1
-        )
-        return {**found, **{raw: process.pid for raw, process in now.processes.items()}}
+        named = [raw for raw, declared in now.declared.items() if declared.count]
+        return {
+            **dict.fromkeys([*named, *now.kept], -1),
+            **{raw: process.pid for raw, process in now.processes.items()},
+        }
 
     def passed_titles(self) -> dict[int, list[str]]:
         """Return the names of the processes of each rank of merged traces that stay as they are."""
@@ -233,9 +217,8 @@ class UnitTracks:
         return found
 
     def _process(self, now: _InputTracks, raw: Any, category: bytes) -> Process:
-        process = now.processes.get(raw)
-        if process is not None:
-            return process
+        if raw in now.processes:
+            return now.processes[raw]
         if now.source.kind == "merged" and now.source.processes:
             raise MergeError(
                 f"{now.source.shown}: this is an earlier merge, but its process {raw} is not in its own table; "
@@ -289,15 +272,13 @@ class UnitTracks:
         """Note the names and sort indexes in metadata that the merge writes anew."""
         now = self._inputs[-1]
         for event in events:
-            declared = now.declared.get(event.pid) or now.declaration(raw_number(event.pid))
+            declared = now.declared.get(event.pid) or now.declared[raw_number(event.pid)]
             declared.count += 1
             kind, args = event.name, event.args
-            if kind == "process_name":
-                if args.name is not None:
-                    declared.name = args.name
-            elif kind == "process_labels":
-                if args.labels is not None:
-                    declared.label = args.labels
+            if kind == "process_name" and args.name is not None:
+                declared.name = args.name
+            elif kind == "process_labels" and args.labels is not None:
+                declared.label = args.labels
             elif kind in ("thread_name", "thread_sort_index"):
                 tid = raw_number(event.tid)
                 title, order = declared.threads.get(tid, (None, None))
@@ -310,7 +291,7 @@ class UnitTracks:
     def _settle(self, now: _InputTracks) -> None:
         source = now.source
         for raw, process in now.processes.items():
-            declared, known = now.declaration(raw), source.processes.get(raw)
+            declared, known = now.declared[raw], source.processes.get(raw)
             process.name = better_name(process.name, self._name_of(now, raw, process, declared), process.rank)
             if known is not None:
                 process.host = process.host or known.host
@@ -338,20 +319,14 @@ class UnitTracks:
                 del self.processes[process.rank, process.key]
                 process.key = kind, value = GPU, gpu
                 self.processes[process.rank, process.key] = process
-        if kind == PROFILER:
-            return "profiler"
-        if kind == OVERHEAD:
-            return "overhead"
-        if kind == GPU:
-            return f"GPU {value}"
-        if kind == DEVICE:
-            return str(value) if now.source.kind == "xprof" else declared.name or str(value)
-        return declared.name or f"process {raw}"
+        name = None if now.source.kind == "xprof" else declared.name
+        names = {PROFILER: "profiler", OVERHEAD: "overhead", GPU: f"GPU {value}", DEVICE: name or str(value)}
+        return names.get(kind) or declared.name or f"process {raw}"
 
 
 def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
     """Return which process of its rank a pid of an input is."""
-    source, declared = now.source, now.declaration(raw)
+    source, declared = now.source, now.declared[raw]
     if isinstance(raw, str):
         return (PROFILER, "") if raw in _PSEUDO_PROCESSES else (DEVICE, raw)
     if source.kind == "torch":

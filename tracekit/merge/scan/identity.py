@@ -29,14 +29,10 @@ if TYPE_CHECKING:
     from tracekit.merge.selection.selection import Selection
     from tracekit.traces.process_identity import ProcessIdentity, ProcessKey
 
+    _Known = tuple[ProcessIdentity, ProcessKey]
 
 _MAX_INDEX_BYTES: Final = 16 * 1024 * 1024
-_CERTAIN: Final = CERTAIN_RANKS | {"tracekit.rank"}
-"""The sources of a rank that no later part of the file can change."""
-
-
-class UnknownRankError(MergeError):
-    """The rank of a trace is unknown."""
+_CERTAIN: Final = CERTAIN_RANKS | {"tracekit.rank"}  # the sources of a rank that no later part of the file can change
 
 
 class RanksByHand:
@@ -82,9 +78,9 @@ def told_ranks(path: str, ranks: RanksByHand) -> set[int] | None:
     return {found[0]} if found is not None and found[1] in _CERTAIN else None
 
 
-def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = ()) -> None:
-    """Set rank and ``rank_source`` of the inputs. ``unread`` are files that were found, but are not read."""
-    unused = set(ranks.ranks).difference(*(ranks.names(path) for path in (*unread, *(item.path for item in inputs))))
+def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str]) -> bool:
+    """Set rank and ``rank_source`` of the inputs. Return False if one of the ``unread`` files may state a missing rank."""
+    unused = set(ranks.ranks).difference(*map(ranks.names, (*unread, *(item.path for item in inputs))))
     if unused:
         raise ConfigError(f"--rank {min(unused)}: no input has this path or file name")
     for item in inputs:
@@ -102,31 +98,33 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str] = 
         found = (ranks.ranks[by_hand[0]], "--rank") if by_hand else _stated_rank(item, companions)
         if found is None and item.kind == "xprof":
             found = _rank_on_host(item, on_host.get(item.host, []))
-        if found is None:
-            if by_labels is None:
-                by_labels = _ranks_by_labels(inputs, ranks, companions)
-            if item.path in by_labels:
-                found = by_labels[item.path], "order of the labels in file names"
+        if found is None and by_labels is None:
+            by_labels = _ranks_by_labels(inputs, ranks, companions)
+        if found is None and by_labels is not None and item.path in by_labels:
+            found = by_labels[item.path], "order of the labels in file names"
         if found is None and not unread and _are_of_one_process(inputs):
             found = 0, "assumed, as all inputs are of one process"
-        if found is None and len(inputs) + len(unread) == 1:
+        if found is None and not unread and len(inputs) == 1:
             found = 0, "assumed, as it is the only input"
+        if found is None and unread:
+            return False
         if found is None:
-            raise UnknownRankError(
+            raise MergeError(
                 f"{item.shown}: the trace does not say its rank, neither inside nor by its name; "
                 f"pass it with --rank {printable_name(item.path)}=N"
             )
         item.rank, item.rank_source = found
         if item.kind == "tracekit" and item.host is not None:
             on_host.setdefault(item.host, []).append(item)
+    return True
 
 
 def _companions(inputs: Sequence[Input]) -> dict[str, int]:
     companions: dict[str, int] = {}
-    merges = [item for item in inputs if item.kind == "merged"]
-    if merges and any(item.kind != "merged" and _stated_rank(item, {}) is None for item in inputs):
-        for item in merges:
-            read_tables(item)
+    if any(item.kind != "merged" and _stated_rank(item, {}) is None for item in inputs):
+        for item in inputs:
+            if item.kind == "merged":
+                read_tables(item)
     for item in inputs:
         if item.rank_inside is not None:
             companions.update((basename(name), item.rank_inside[0]) for name in item.companions)
@@ -155,9 +153,8 @@ def _ranks_by_labels(inputs: Sequence[Input], ranks: RanksByHand, companions: Ma
 def _rank_on_host(item: Input, recorded: Sequence[Input]) -> tuple[int, str] | None:
     """Return the rank of the process, or of the host, in a trace of XLA's profiler. Return None if there are several."""
     found = {other.rank for other in recorded if not item.pids or other.pids & item.pids}
-    if len(found) != 1:
-        return None
-    return found.pop(), "the only one of its process" if item.pids else "the only one on its host"
+    why = "the only one of its process" if item.pids else "the only one on its host"
+    return (found.pop(), why) if len(found) == 1 else None
 
 
 def _are_of_one_process(inputs: Sequence[Input]) -> bool:
@@ -170,16 +167,14 @@ def _are_of_one_process(inputs: Sequence[Input]) -> bool:
 
 def select_ranks(inputs: list[Input], select: Selection) -> tuple[list[Input], list[Input]]:
     """Return the inputs of the wanted ranks, and the others. In an earlier merge, select only the wanted processes."""
-    kept, others = [], []
+    kept: list[Input] = []
+    others: list[Input] = []
     for item in inputs:
         unwanted = frozenset(rank for rank in item.ranks if not select.wants_rank(rank))
-        if unwanted >= item.ranks:
-            others.append(item)
-            continue
-        if unwanted:
+        (others if unwanted >= item.ranks else kept).append(item)
+        if unwanted and unwanted < item.ranks:
             item.unwanted_ranks = unwanted
             item.rank = min(item.ranks)
-        kept.append(item)
     if not kept:
         raise MergeError("none of the inputs is of a rank that the selection names")
     return kept, others
@@ -200,14 +195,14 @@ def check_claims(identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
             by_rank.setdefault(rank, []).append(group)
     for rank, found in by_rank.items():
         found.sort(key=lambda group: not any(identity.recorded for identity in group))
-        for position, group in enumerate(found):
-            others = [other for earlier in found[:position] for other in earlier]
-            if not others or any(_together(identity, other) for identity in group for other in others):
-                continue
-            raise MergeError(
-                f"{others[0].path} and {group[0].path} both claim rank {rank}, but are different processes "
-                f"({_who(found[0])} and {_who(group)}); merge one of them, or tell their ranks with --rank FILE=N"
-            )
+        others: list[ProcessIdentity] = []
+        for group in found:
+            if others and not any(_together(identity, other) for identity in group for other in others):
+                raise MergeError(
+                    f"{others[0].path} and {group[0].path} both claim rank {rank}, but are different processes "
+                    f"({_who(found[0])} and {_who(group)}); merge one of them, or tell their ranks with --rank FILE=N"
+                )
+            others += group
 
 
 def identities_of(item: Input) -> dict[int, ProcessIdentity]:
@@ -231,7 +226,7 @@ def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, Proce
             first, files = recorded.setdefault(identity.key, (identity, []))
             first.take(identity)
             files.append((item, pid))
-    taken: dict[tuple[int, int], list[tuple[ProcessIdentity, ProcessKey]]] = {}
+    taken: dict[tuple[int, int], list[_Known]] = {}
     for identity, files in sorted(recorded.values(), key=lambda found: found[0].began_ns):
         same_pid = taken.setdefault((identity.rank, identity.pid), [])
         key: ProcessKey = (CHILD, _child_key(identity)) if identity.is_child else _cpu_key(identity, same_pid)
@@ -252,13 +247,11 @@ def _settle(item: Input, pid: int, identity: ProcessIdentity, key: ProcessKey) -
     known.key, known.identity = key, identity
 
 
-def _cpu_key(identity: ProcessIdentity, same_pid: list[tuple[ProcessIdentity, ProcessKey]]) -> ProcessKey:
+def _cpu_key(identity: ProcessIdentity, same_pid: list[_Known]) -> ProcessKey:
     return CPU, identity.pid + SAME_PID * sum(key[0] == CPU for _, key in same_pid)
 
 
-def _owner(
-    item: Input, identity: ProcessIdentity, known: list[tuple[ProcessIdentity, ProcessKey]]
-) -> tuple[ProcessIdentity, ProcessKey] | None:
+def _owner(item: Input, identity: ProcessIdentity, known: list[_Known]) -> _Known | None:
     """Return the process of a torch trace among the known ones of its pid, sorted by time. None if it is another."""
     for found in known:
         if item.name in found[0].companions:
@@ -278,9 +271,11 @@ def _child_key(identity: ProcessIdentity) -> str:
 
 
 def _together(first: ProcessIdentity, second: ProcessIdentity) -> bool:
+    one, two = first.own, second.own
+    is_restart = one.get("attempt") != two.get("attempt") and one.get("run_id") == two.get("run_id")
     return (
         _same_process(first, second)
-        or _restarted(first, second)
+        or (first.is_described and second.is_described and is_restart)
         or _is_child(first, second)
         or _is_child(second, first)
     )
@@ -293,12 +288,6 @@ def _same_process(first: ProcessIdentity, second: ProcessIdentity) -> bool:
     if any(None not in pair and pair[0] != pair[1] for pair in stated):
         return False
     return first.pid == second.pid or min(first.pid, second.pid) < 0
-
-
-def _restarted(first: ProcessIdentity, second: ProcessIdentity) -> bool:
-    one, two = first.own, second.own
-    differ = one.get("attempt") != two.get("attempt") and bool(one.get("run_id") == two.get("run_id"))
-    return first.is_described and second.is_described and differ
 
 
 def _is_child(child: ProcessIdentity, other: ProcessIdentity) -> bool:

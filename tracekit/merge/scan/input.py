@@ -10,33 +10,29 @@ import os
 import re
 from collections import deque
 from contextlib import closing
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merge_decisions, merged_ranks, truncate_header
+from tracekit.formats.merged_head import merge_decisions
 from tracekit.formats.rank_trace import (
-    BASE_TIME_KEY,
     CLOCK_OFFSET_EVENT,
     CLOCK_STEP_EVENT,
     COMPOSER_SYNC_ERROR_EVENT,
     COMPOSER_SYNC_EVENT,
 )
-from tracekit.formats.trace_event import decode_dict, decode_text, encode_json
+from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
-from tracekit.formats.xprof import host_in_name
 from tracekit.storage import basename, is_remote, modified_ns, printable_name, size_bytes
-from tracekit.traces.inputs import base_of, rank_inside
-from tracekit.traces.labels import Labels, labels_of_trace
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tracekit.formats.xprof import ProfileStart
     from tracekit.merge.execute.scratch import ScratchStore
+    from tracekit.traces.labels import Labels
     from tracekit.traces.process_identity import KnownProcess
-
 
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
 _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
@@ -63,11 +59,9 @@ class FileStamp(NamedTuple):
 
     def differs(self, now: FileStamp) -> bool:
         """Return True if a file was replaced or rewritten since; it may have grown."""
-        if not self.size_bytes:
-            return False
-        if self.inode != now.inode or now.size_bytes < self.size_bytes:
-            return True
-        return now.size_bytes == self.size_bytes and now.modified_ns != self.modified_ns
+        is_other = self.inode != now.inode or now.size_bytes < self.size_bytes
+        is_rewritten = now.size_bytes == self.size_bytes and now.modified_ns != self.modified_ns
+        return self.size_bytes > 0 and (is_other or is_rewritten)
 
 
 def stamp_of(path: str) -> FileStamp:
@@ -81,173 +75,79 @@ def stamp_of(path: str) -> FileStamp:
     return FileStamp(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
-@dataclass(slots=True)
-class ProcessScan:
-    """A ``pid`` of an input.
-
-    Attributes:
-        name: From ``process_name``.
-        label: From ``process_labels``: "CPU", "GPU 3".
-        category: The category of its first event, as JSON.
-    """
-
-    name: str | None = None
-    label: str = ""
-    used: bool = False
-    category: bytes = b""
-
-
 class Head(NamedTuple):
-    """The header of an input, and its processes.
+    """The header of an input, and its processes."""
 
-    Attributes:
-        header: The keys next to ``traceEvents`` of an earlier merge; only ``distributedInfo`` of another input.
-        kept: The parts of header and metadata that the merged trace keeps, as JSON; empty for an earlier merge.
-        processes: The name, label and category of the processes that were seen, by ``pid``.
-    """
-
+    # The keys next to ``traceEvents`` of an earlier merge; only ``distributedInfo`` of another input.
     header: dict[str, Any]
+    # The parts of header and metadata that the merged trace keeps, as JSON; empty for an earlier merge.
     kept: tuple[bytes, ...]
+    # The name, label and category of the processes that were seen, by ``pid``.
     processes: dict[Any, tuple[str | None, str, bytes]]
 
 
-@dataclass(slots=True)
-class ClockEvents:
-    """Clock events of one input.
+class ClockEvents(NamedTuple):
+    """Clock events of one input."""
 
-    Attributes:
-        offsets: The ``args`` of each measurement of another rank's clock, in a rank trace.
-        steps: Steps of the wall clock in ns, each with its monotonic time, in a rank trace.
-        barriers: Time at which a rank left each of Composer's barriers, in us since the epoch, and the error bound in
-            us.
-    """
-
-    offsets: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    barriers: list[tuple[int, int]] = field(default_factory=list)
+    offsets: Sequence[dict[str, Any]] = ()  # the ``args`` of each measurement of another rank's clock, in a rank trace
+    # Steps of the wall clock in ns, each with its monotonic time, in a rank trace.
+    steps: Sequence[tuple[int, int]] = ()
+    # Time at which a rank left each of Composer's barriers, in us since the epoch, and the error bound in us.
+    barriers: Sequence[tuple[int, ...]] = ()
 
 
 @dataclass(slots=True)
 class Input:
-    """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called.
-
-    Attributes:
-        kind: "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
-            JAX), "flight recorder" (of torch), "chrome" (anything else).
-        form: "array" or "object", or the form of a file that is not JSON.
-        whole: True if all of the file was read, so that the times are exact.
-        scanned: The keys next to ``traceEvents``, the ``args`` of ``tracekit_metadata``, and the processes that were seen.
-        lowest_ns: The earliest time that was seen, in the file's own time; None when no event has a time.
-        companions: Names of further trace files of the same process.
-        composer_ranks: The ranks that a trace of Composer states; more than one in Composer's own merge.
-        profile: Start and process of a trace of XLA's profiler; None for others.
-        base_ns: The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
-        identity: The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
-            profiler states. Only keys that distinguish processes, clocks and hosts.
-        name: Its printable name, without folders.
-        first_ns: The earliest valid time, in the file's own time.
-        host: The host's name, if the file states it.
-        rank_inside: See `tracekit.traces.inputs.rank_inside`.
-        labels: The parallelism labels of that rank.
-        run: Backend and size of the distributed run; None where the header has no ``distributedInfo``.
-        devices: The entries of ``deviceProperties``, as JSON.
-        named_pids: The real process ids that were seen, each with the name of the process.
-        tables: For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves:
-            (rank, kind, JSON).
-        passes: True for an earlier merge that keeps its pids, tids, ids and names.
-    """
+    """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called."""
 
     path: str
-    shown: str
+    shown: str  # the path without secrets
+    # "tracekit" (a rank trace), "torch" (torch.profiler), "merged" (an earlier merge), "xprof" (XLA's profiler, as of
+    # JAX), "flight recorder" (of torch), "chrome" (anything else).
     kind: str
-    form: str
+    form: str  # "array" or "object", or the form of a file that is not JSON
     stamp: FileStamp
-    whole: bool
+    whole: bool  # True if all of the file was read, so that the times are exact
     has_end: bool
     digest: int
     bytes_read: int
-    scanned: InitVar[tuple[dict[str, Any], dict[str, Any], dict[Any, ProcessScan]]]
-    lowest_ns: int | None
+    companions: tuple[str, ...]  # names of further trace files of the same process
+    composer_ranks: tuple[int, ...]  # the ranks that a trace of Composer states; more than one in Composer's own merge
+    profile: ProfileStart | None  # start and process of a trace of XLA's profiler; None for others
+    # The base of the times of the file, ns since the epoch: 0 for epoch times, None if it is unknown.
+    base_ns: int | None
+    generation: str  # description of the times in the file, for the report
+    first_ns: int | None  # the earliest valid time that was seen, in the file's own time; None when no event has a time
     highest_ns: int | None
-    epoch_lowest_ns: int | None
-    decimals: bool
-    companions: tuple[str, ...]
-    composer_ranks: tuple[int, ...]
-    profile: ProfileStart | None
-    base_ns: int | None = None
-    name: str = ""
-    first_ns: int | None = None
-    identity: dict[str, Any] = field(default_factory=dict)
-    rank_inside: tuple[int, str] | None = None
-    labels: Labels = field(default_factory=dict)
-    run: dict[str, Any] | None = None
-    devices: tuple[bytes, ...] = ()
-    rank_of_pid: Mapping[Any, int] = field(default_factory=dict)
-    host: str | None = None
-    named_pids: tuple[tuple[int, str | None], ...] = ()
-    header_left_out: tuple[str, ...] = ()
+    # The identity of the process that tracekit wrote into a rank trace or a torch trace, or that a trace of XLA's
+    # profiler states. Only keys that distinguish processes, clocks and hosts.
+    identity: dict[str, Any]
+    host: str | None  # the host's name, if the file states it
+    rank_inside: tuple[int, str] | None  # see `tracekit.traces.inputs.rank_inside`
+    labels: Labels  # the parallelism labels of that rank
+    # Backend and size of the distributed run; None where the header has no ``distributedInfo``.
+    run: dict[str, Any] | None
+    devices: tuple[bytes, ...]  # the entries of ``deviceProperties``, as JSON
+    # The real process ids that were seen, each with the name of the process.
+    named_pids: tuple[tuple[int, str | None], ...]
+    rank_of_pid: Mapping[Any, int]
+    header_left_out: tuple[str, ...]
+    _head: Head | tuple[int, int]
     rank: int = -1
     rank_source: str = ""
     processes: dict[int, KnownProcess] = field(default_factory=dict)
+    # For an earlier merge that is merged with further inputs of its ranks, what its inputs say about themselves: (rank,
+    # kind, JSON).
     tables: list[tuple[int, str, bytes]] = field(default_factory=list)
-    passes: bool = False
+    passes: bool = False  # True for an earlier merge that keeps its pids, tids, ids and names
     unwanted_ranks: frozenset[int] = frozenset()
     _clock_events: ClockEvents | None = None
-    _head: Head | tuple[int, int] = (0, 0)
     _store: ScratchStore | None = None
 
-    def __post_init__(self, scanned: tuple[dict[str, Any], dict[str, Any], dict[Any, ProcessScan]]) -> None:
-        header, metadata, processes = scanned
-        base_ns = base_of(header, metadata) or (self.profile and self.profile.start_ns)
-        self.base_ns = base_ns or (0 if self.epoch_lowest_ns is not None else None)
-        own = header.get("tracekit")
-        stated = metadata or (own if self.kind == "torch" and isinstance(own, dict) else {})
-        if self.profile is not None:
-            stated = self.profile.identity
-        self.identity = {key: stated[key] for key in _KEPT if key in stated}
-        pid = self.identity.get("pid")
-        self.first_ns = self.epoch_lowest_ns if self.base_ns == 0 else self.lowest_ns
-        self.name = printable_name(self.path)
-        host = self.identity.get("host") or header.get("host_name")
-        if host is None and self.kind == "xprof":
-            host = host_in_name(self.path)
-        self.host = host if isinstance(host, str) else None
-        self.rank_inside = rank_inside(header, metadata, self.composer_ranks)
-        info, devices = header.get(DISTRIBUTED_KEY), header.get(DEVICES_KEY)
-        if isinstance(info, dict):
-            self.run = {key: info[key] for key in ("backend", "world_size") if key in info}
-        if isinstance(devices, list):
-            self.devices = tuple(map(encode_json, devices))
-        kept: Sequence[bytes] = ()
-        if self.kind == "merged":
-            self.rank_of_pid = merged_ranks(header) or {}
-        else:
-            *kept, left_out = truncate_header(header, metadata)
-            self.header_left_out = tuple(left_out)
-            header = {} if self.run is None else {DISTRIBUTED_KEY: info}
-            if self.rank_inside is not None:
-                self.labels = labels_of_trace(self.name, header, self.rank_inside[0])
-        seen = {raw: (process.name, process.label, process.category) for raw, process in processes.items()}
-        self._head = Head(header, tuple(kept), seen)
-        if isinstance(pid, int):
-            self.named_pids = ((pid, processes[pid].name if pid in processes else None),)
-        elif self.kind != "xprof":  # which has 701, 1, 2 ... on every host
-            self.named_pids = tuple(
-                (raw, process.name)
-                for raw, process in processes.items()
-                if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
-            )
-
     @property
-    def generation(self) -> str:
-        """Description of the times in the file, for the report."""
-        if self.base_ns is None:
-            return "times without a base"
-        if self.profile is not None and self.profile.start_ns == self.base_ns:
-            return f"times relative to the start of the profile, from {self.profile.source}"
-        if self.base_ns > 0:
-            return f"times relative to {BASE_TIME_KEY}"
-        return "epoch times with decimals" if self.decimals else "epoch times in whole microseconds"
+    def name(self) -> str:
+        """Its printable name, without folders."""
+        return printable_name(self.path)
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
@@ -288,7 +188,7 @@ class Input:
             with closing(open_trace(self.path, self.stamp.limit_bytes)) as stream:
                 deque(self.note_end(iter(stream.read, b"")), maxlen=0)
 
-    def note_end(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def note_end(self, pieces: Iterator[bytes], progress: Callable[[int], None] | None = None) -> Iterator[bytes]:
         """Yield the pieces of the whole trace, and set its latest time, to the microsecond, at the end."""
         last: deque[bytes] = deque(maxlen=2)
         tail, size_bytes = b"", 0
@@ -298,6 +198,8 @@ class Input:
             if b'"ts"' in text:  # keys of any length may follow the events
                 last.append(text)
             tail = text[-_MAX_TIME_BYTES:]
+            if progress is not None:
+                progress(size_bytes)
             yield piece
         self.bytes_read = max(self.bytes_read, size_bytes)
         if not self.has_end:
@@ -333,14 +235,14 @@ class Input:
     def clock_events(self) -> ClockEvents:
         """Its clock events. The first use reads them from the file."""
         if self._clock_events is None:
-            has_any = self.kind == "tracekit" or (self.kind == "chrome" and self.composer_ranks)
+            has_any = self.kind == "tracekit" or self.composer_ranks
             self._clock_events = _read_clock_events(self.path, self.kind) if has_any else ClockEvents()
         return self._clock_events
 
     @property
     def order(self) -> tuple[Any, ...]:
         """The sort key of the output; it does not depend on the order of the arguments."""
-        start_ns = self.start_ns or self.lowest_ns or 0
+        start_ns = self.start_ns or self.first_ns or 0
         return self.rank, _KIND_ORDER[self.kind], start_ns, basename(self.path), self.path
 
     def process_identity(self, pid: int) -> ProcessIdentity:
@@ -359,22 +261,22 @@ class Input:
 def _read_clock_events(path: str, kind: str) -> ClockEvents:
     from tracekit.traces.collectives.search import find_events  # most merges do not need it
 
-    found = ClockEvents()
+    offsets: list[dict[str, Any]] = []
+    steps: list[tuple[int, int]] = []
     numbers: dict[str, list[int]] = {COMPOSER_SYNC_EVENT: [], COMPOSER_SYNC_ERROR_EVENT: []}
     for event in find_events(path, _CLOCK_WORDS[kind]):
         name, args = decode_text(event.name), decode_dict(event.args)
         if event.ph != "M":
             continue
         if name == CLOCK_OFFSET_EVENT:
-            found.offsets.append(args)
+            offsets.append(args)
         elif name == CLOCK_STEP_EVENT:
             step_ns, monotonic_ns = args.get("step_ns"), args.get("monotonic_ns")
             if isinstance(step_ns, int) and isinstance(monotonic_ns, int):
-                found.steps.append((step_ns, monotonic_ns))
+                steps.append((step_ns, monotonic_ns))
         elif name in numbers and type(args.get("value")) is int and 0 <= args["value"] < _MAX_US:
             numbers[name].append(args["value"])
-    found.barriers = list(zip(*numbers.values(), strict=False))
-    return found
+    return ClockEvents(offsets, steps, list(zip(*numbers.values(), strict=False)))
 
 
 def _shared(value: Any) -> Any:

@@ -17,7 +17,6 @@ from tracekit.merge.plan.titles import order_ranks
 from tracekit.merge.report import LeftOut, OmissionReport
 from tracekit.merge.scan.identity import (
     RanksByHand,
-    UnknownRankError,
     assign_keys,
     check_claims,
     find_ranks,
@@ -27,11 +26,11 @@ from tracekit.merge.scan.identity import (
 )
 from tracekit.merge.scan.merged_tables import read_tables
 from tracekit.merge.scan.probe import probe
-from tracekit.storage import basename, file_identity, is_remote, open_read, same_file, without_secrets
-from tracekit.traces.inputs import is_other_json, omission_reason, trace_files
+from tracekit.storage import basename, file_identity, is_remote, open_read, without_secrets
+from tracekit.traces.inputs import files_of, is_other_json, omission_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
     from tracekit.merge.execute.scratch import ScratchStore
     from tracekit.merge.scan.input import Input
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     Scanner = Callable[[str, Callable[[int], None] | None], Input]
     _Omission = OmissionReport | LeftOut
-
 
 _MERGES: Final = {
     "composer": "Composer's own merge of the traces beside it",
@@ -59,64 +57,47 @@ def find_inputs(output: str, patterns: Sequence[str]) -> list[tuple[str, bool]]:
         raise ConfigError("nothing to merge: name trace files, folders, globs or URLs")
     found: dict[tuple[str, Hashable], tuple[str, bool]] = {}
     output_identity = file_identity(output)
-    for pattern in patterns:
-        files = trace_files(pattern, flight_dumps=True)
-        named = len(files) == 1 and same_file(files[0], pattern)
-        for path in files:
-            identity = file_identity(path)
-            if identity == output_identity:
-                if named:
-                    raise ConfigError(
-                        f"{without_secrets(path)}: the output is one of the inputs; choose another name with -o"
-                    )
-                continue
+    for path, named in files_of(patterns):
+        identity = file_identity(path)
+        if identity != output_identity:
             name_and_file = os.path.basename(path), identity  # noqa: PTH119 - a thousand of them
-            first, was_named = found.get(name_and_file, (_plainly(path), False))
+            plain = path if is_remote(path) else str(PurePath(path))  # one spelling of several
+            first, was_named = found.get(name_and_file, (plain, False))
             found[name_and_file] = first, was_named or named
+        elif named:
+            raise ConfigError(f"{without_secrets(path)}: the output is one of the inputs; choose another name with -o")
     if not found:
         raise ConfigError("nothing to merge: the output itself is the only trace there")
     return sorted(found.values())
-
-
-def _plainly(path: str) -> str:
-    """Return a path as `PurePath` writes it, so that different spellings become equal."""
-    if is_remote(path) or (os.sep == "/" and "//" not in path and "./" not in path):
-        return path
-    return str(PurePath(path))
 
 
 def gather(
     files: Sequence[tuple[str, bool]],
     ranks: Mapping[str, int],
     progress: Callable[[str, int], None] | None = None,
-    make_scanner: Callable[[list[str]], Scanner] | None = None,
+    make_scanner: Callable[[list[str]], Scanner] = lambda _: probe,
     select: Selection | None = None,
     *,
     store: ScratchStore,
-    read_all: bool = False,
     may_pass: bool = True,
 ) -> tuple[list[Input], list[_Omission]]:
     """Scan every file, and determine its rank.
 
     Return the inputs in the order of the output, and the omitted files. Do not scan files of other ranks than the
-    wanted ones if their head states the rank, unless ``read_all``.
+    wanted ones if their head states the rank.
     """
-    omissions: list[_Omission] = []
     by_hand = RanksByHand(ranks)
-    chosen, unread = _choose(files, by_hand, None if read_all else select, omissions)
-    scanner = probe if make_scanner is None else make_scanner([path for path, _ in chosen])
-    inputs, errors = _scan_all(chosen, {path for path, _ in files}, scanner, progress, omissions, store)
-    if not inputs and not unread:
-        if errors:
-            raise errors[0]
-        raise MergeError(f"{omissions[0].path}: {omissions[0].reason}")
-    try:
-        find_ranks(inputs, by_hand, unread)
-    except UnknownRankError:
-        if not unread:
-            raise
-        # A rank trace that was not read may contain the rank of that file.
-        return gather(files, ranks, progress, make_scanner, select, store=store, read_all=True, may_pass=may_pass)
+    wanted = None if select is None else select.ranks
+    while True:
+        omissions: list[_Omission] = []
+        chosen, unread = _choose(files, by_hand, wanted, omissions)
+        scanner = make_scanner([path for path, _ in chosen])
+        inputs, errors = _scan_all(chosen, {path for path, _ in files}, scanner, progress, omissions, store)
+        if not inputs and not unread:
+            raise errors[0] if errors else MergeError(f"{omissions[0].path}: {omissions[0].reason}")
+        if find_ranks(inputs, by_hand, unread):
+            break
+        wanted = None
     others = list(map(without_secrets, unread))
     if select is not None and select.ranks is not None:
         inputs, unwanted = select_ranks(inputs, select)
@@ -127,8 +108,7 @@ def gather(
 
 def _settled(inputs: list[Input], omissions: list[_Omission], *, may_pass: bool) -> list[Input]:
     """Sort inputs with known ranks, drop copies, and identify their processes. Return the remaining inputs."""
-    inputs.sort(key=lambda item: item.order)
-    inputs = _without_copies(inputs, omissions)
+    inputs = _without_copies(sorted(inputs, key=lambda item: item.order), omissions)
     stride = stride_for(inputs)
     if any(item.kind == "merged" for item in inputs):
         order = order_ranks(inputs)
@@ -144,7 +124,7 @@ def _settled(inputs: list[Input], omissions: list[_Omission], *, may_pass: bool)
 
 
 def _choose(
-    files: Sequence[tuple[str, bool]], by_hand: RanksByHand, select: Selection | None, omissions: list[_Omission]
+    files: Sequence[tuple[str, bool]], by_hand: RanksByHand, wanted: Collection[int] | None, omissions: list[_Omission]
 ) -> tuple[list[tuple[str, bool]], list[str]]:
     """Return the files to scan, and the files of unwanted ranks according to their heads."""
     present = {path for path, _ in files}
@@ -153,25 +133,19 @@ def _choose(
     chosen: list[tuple[str, bool]] = []
     unread: list[str] = []
     for path, named in files:
-        reason = None if named else omission_reason(path, present)
-        if (
-            not (named or reason)
-            and basename(path) == PERFETTO_COPY
-            and path.removesuffix(PERFETTO_COPY) in xprof_folders
-        ):
-            reason = "JAX's copy of the trace beside it"
+        reason = "" if named else omission_reason(path, present)
+        is_copy = basename(path) == PERFETTO_COPY and path.removesuffix(PERFETTO_COPY) in xprof_folders
+        if is_copy and not named:
+            reason = reason or "JAX's copy of the trace beside it"
         if reason:
             omissions.append(OmissionReport(without_secrets(path), reason, harmless=True))
-        elif select is not None and select.ranks is not None and _is_unwanted(path, by_hand, select):
-            unread.append(path)
-        else:
+            continue
+        ranks = None if wanted is None else told_ranks(path, by_hand)
+        if wanted is None or ranks is None or not ranks.isdisjoint(wanted):
             chosen.append((path, named))
+        else:
+            unread.append(path)
     return chosen, unread
-
-
-def _is_unwanted(path: str, by_hand: RanksByHand, select: Selection) -> bool:
-    ranks = told_ranks(path, by_hand)
-    return ranks is not None and not any(map(select.wants_rank, ranks))
 
 
 def _scan_all(
@@ -187,13 +161,18 @@ def _scan_all(
     errors: list[TraceFormatError | StorageError] = []
     for path, named in files:
         try:
-            item = _scanned(scanner, path, progress, store)
+            item = scanner(path, None if progress is None else partial(progress, path)).keep(store)
+        except RecursionError:  # its header cannot be pickled, here or in a worker
+            nested = TraceFormatError(without_secrets(path), "what it says beside its events is nested too deeply")
+            omissions.append(OmissionReport(nested.path, nested.reason, harmless=False))
+            errors.append(nested)
+            continue
         except (TraceFormatError, StorageError) as error:
-            listed = None if named else _listed(path)
-            if listed is not None:
-                omissions += _missing(listed, present)
+            missing = None if named else _missing_segments(path, present)
+            if missing is not None:
+                omissions += missing
                 continue
-            harmless = not (named or isinstance(error, _TooDeepError)) and is_other_json(path)
+            harmless = not named and is_other_json(path)
             reason = error.reason if isinstance(error, TraceFormatError) else str(error)
             omissions.append(OmissionReport(without_secrets(path), "no trace" if harmless else reason, harmless))
             errors.append(error)
@@ -208,32 +187,20 @@ def _scan_all(
     return inputs, errors
 
 
-class _TooDeepError(TraceFormatError):
-    """The file is a trace, but too deeply nested. A separate class, so that it does not count as other JSON."""
-
-
-def _scanned(scanner: Scanner, path: str, progress: Callable[[str, int], None] | None, store: ScratchStore) -> Input:
-    try:
-        return scanner(path, None if progress is None else partial(progress, path)).keep(store)
-    except RecursionError:  # its header cannot be pickled, here or in a worker
-        raise _TooDeepError(without_secrets(path), "what it says beside its events is nested too deeply") from None
-
-
-def _listed(path: str) -> list[tuple[str, str]] | None:
+def _missing_segments(path: str, present: set[str]) -> list[OmissionReport] | None:
+    """Return the segments that the index of a recording lists and that are not there; None for another file."""
     if not path.endswith(INDEX_SUFFIX):
         return None
     try:
         with open_read(path) as file:
-            return listed_segments(decode_json(file.read(_MAX_PLAIN_JSON_BYTES)), path)
+            listed = listed_segments(decode_json(file.read(_MAX_PLAIN_JSON_BYTES)), path)
     except (TraceFormatError, StorageError, ValueError, OSError):
         return None
-
-
-def _missing(listed: list[tuple[str, str]], present: set[str]) -> list[OmissionReport]:
+    if listed is None:
+        return None
+    missing = [(segment, state) for segment, state in listed if segment not in present]
     return [
-        OmissionReport(without_secrets(path), _SEGMENT_STATES.get(state, _NOT_THERE), False)
-        for path, state in listed
-        if path not in present
+        OmissionReport(without_secrets(name), _SEGMENT_STATES.get(state, _NOT_THERE), False) for name, state in missing
     ]
 
 
@@ -243,8 +210,6 @@ def _without_copies(inputs: list[Input], omissions: list[_Omission]) -> list[Inp
     digest = cache(content_digest)
     result: list[Input] = []
     for item in inputs:
-        if result and item.rank != result[-1].rank:
-            kept.clear()  # the inputs are sorted by rank
         same = item.rank, item.kind, item.digest, item.base_ns
         others = kept.setdefault(same, []) if item.highest_ns is not None else []
         # Recordings of equal loops may have the same key, but different names or values.

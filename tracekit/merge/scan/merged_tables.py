@@ -20,12 +20,10 @@ _WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
 
 def check_merged(item: Input) -> None:
     """Refuse an earlier merge with a damaged head."""
-    ranks = item.rank_of_pid
-    if isinstance(ranks, RankOfPid):
-        if not ranks:
-            raise _damaged(item)
-        return
-    read_tables(item)  # it is in the head
+    if not isinstance(item.rank_of_pid, RankOfPid):
+        read_tables(item)  # it is in the head
+    elif not item.rank_of_pid:
+        raise _damaged(item)
 
 
 def read_tables(item: Input) -> None:
@@ -43,9 +41,9 @@ def read_tables(item: Input) -> None:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise _damaged(item) from error
     item.tables = [
-        (entry.get("rank") or 0, str(entry.get("kind")), encode_json(entry))
+        (rank, str(entry.get("kind")), encode_json(entry))
         for entry in (inputs if isinstance(inputs, list) else [])
-        if isinstance(entry, dict) and _is_rank(entry.get("rank") or 0) and (entry.get("rank") or 0) in item.ranks
+        if isinstance(entry, dict) and _is_rank(rank := entry.get("rank") or 0) and rank in item.ranks
     ]
     item.processes = {pid: known for pid, known in item.processes.items() if known.rank not in item.unwanted_ranks}
 
@@ -78,9 +76,7 @@ def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     with TraceReader(item.path, limit_bytes=item.stamp.limit_bytes) as reader:
         for run in reader.runs(lambda text: decode_run(text) if any(word in text for word in _WORDS) else []):
             for event in run:
-                if event.ph != "M":
-                    continue
-                name = decode_text(event.name)
+                name = decode_text(event.name) if event.ph == "M" else ""
                 if name == PROCESS_EVENT:
                     processes.append({"pid": event.pid, **decode_or_none(event.args)})
                 elif name == INPUT_EVENT:
@@ -98,20 +94,12 @@ def stated_clocks(item: Input) -> list[dict[str, Any]]:
     """Return the clocks that an earlier merge states, those of them that can be read."""
     clocks = item.head().header.get("tracekit", {}).get("clocks")
     found = clocks.get("domains") if isinstance(clocks, dict) else None
-    return (
-        [one for one in found if isinstance(one, dict) and _is_map(one.get("knots"))] if isinstance(found, list) else []
-    )
+    domains = found if isinstance(found, list) else []
+    return [one for one in domains if isinstance(one, dict) and _is_map(one.get("knots"))]
 
 
 def _is_map(knots: Any) -> bool:
-    return (
-        isinstance(knots, list)
-        and bool(knots)
-        and all(
-            isinstance(knot, list)
-            and len(knot) == 2
-            and all(type(value) is int and abs(value) < _MAX_NS for value in knot)
-            for knot in knots
-        )
-        and all(first[0] < second[0] for first, second in pairwise(knots))
-    )
+    if not isinstance(knots, list) or not all(isinstance(knot, list) and len(knot) == 2 for knot in knots):
+        return False
+    are_times = all(type(value) is int and abs(value) < _MAX_NS for knot in knots for value in knot)
+    return bool(knots) and are_times and all(first[0] < second[0] for first, second in pairwise(knots))

@@ -8,6 +8,8 @@ gives fewer events at each end, or all. The earliest time is that of the events 
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import TraceFormatError
@@ -15,17 +17,22 @@ from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.decimal_time import EPOCH_NS, parse_us
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import is_kineto
+from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, raw_number, time_field
-from tracekit.formats.xprof import ANCHOR_EVENT, is_xprof_process, start_in_xplane, start_of_anchors
-from tracekit.merge.scan.input import FileStamp, Input, ProcessScan, stamp_of
-from tracekit.storage import is_remote, open_read
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, encode_json, raw_number, time_field
+from tracekit.formats.xprof import ANCHOR_EVENT, host_in_name, is_xprof_process, start_in_xplane, start_of_anchors
+from tracekit.merge.scan.input import FileStamp, Head, Input, stamp_of
+from tracekit.storage import is_remote, open_read, printable_name
+from tracekit.traces.inputs import base_of, rank_inside
+from tracekit.traces.labels import labels_of_trace
+from tracekit.traces.process_identity import IDENTITY_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-_END_BYTES: Final = 64 * 1024
-"""The size of the end of a file that is read."""
+    from tracekit.formats.xprof import ProfileStart
+
+_END_BYTES: Final = 64 * 1024  # the size of the end of a file that is read
 _SMALL_END_BYTES: Final = 4 * 1024
 """The size of each end of a small file that is decoded, more while only names are found."""
 _DIGEST_BYTES: Final = 4 * 1024
@@ -88,15 +95,7 @@ def probe(
     if found.kind == "tracekit" and mode != "whole" and not (is_small or head_only):
         from tracekit.traces.collectives.search import find_events  # only rank traces need it
 
-        def follow(pieces: Iterator[bytes]) -> Iterator[bytes]:
-            read_bytes = 0
-            for piece in found.note_end(pieces):
-                read_bytes += len(piece)
-                if progress is not None:
-                    progress(read_bytes)
-                yield piece
-
-        names = _Survey()
+        names, follow = _Survey(), partial(found.note_end, progress=progress)
         for event in find_events(path, (_COMPANION_WORD,), follow, stamp.limit_bytes):
             names.take([event])
         found.companions = tuple(names.companions)
@@ -116,19 +115,17 @@ def _pass_middle(reader: TraceReader, survey: _Survey) -> bool:
         return False
     end = text.find(separator, len(text) - _SMALL_END_BYTES)
     word = _COMPANION_WORD if survey.metadata else _PROCESS_WORD
-    if end < 0 or text.find(word, reader.at, end) >= 0:
-        return False
-    reader.pass_events(text.index(b"{", end))
-    return True
+    is_passed = end >= 0 and text.find(word, reader.at, end) < 0
+    if is_passed:
+        reader.pass_events(text.index(b"{", end))
+    return is_passed
 
 
 def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, is_small: bool) -> str:
     """Return which part of a file is read: the "whole", the "ends" of a plain file, or the "head"."""
     if reader.foreign or not survey.has_events or not (is_small or stamp.size_bytes > 2 * _END_BYTES):
         return "whole"
-    own = reader.header.get("tracekit")
-    is_known = is_kineto(reader.header) or (isinstance(own, dict) and "merge" in own) or bool(survey.metadata)
-    if not is_known or survey.is_xprof:
+    if survey.is_xprof or _kind(reader, survey) not in ("merged", "tracekit", "torch"):
         return "whole"
     if is_small:
         return "ends" if _pass_middle(reader, survey) else "whole"
@@ -140,15 +137,28 @@ def _mode(path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, *, 
 
 def _read_end(path: str, reader: TraceReader, stamp: FileStamp) -> TraceReader | None:
     """Read the last events of a plain file, and the keys behind them; None where no event begins there for certain."""
-    separator = reader.separator
+    if reader.separator is None:
+        return None
     with open_read(path) as file:
         file.seek(max(stamp.size_bytes - _END_BYTES, 0))
         text = file.read(_END_BYTES)
-    at = -1 if separator is None else text.find(separator)
-    if separator is None or at < 0:
+    at = text.find(reader.separator)
+    if at < 0:
         return None
-    begin = text.index(b"{", at)
-    return TraceReader(path, stream=BytesStream(reader.path, b'{"traceEvents":[' + text[begin:]))
+    return TraceReader(path, stream=BytesStream(reader.path, b'{"traceEvents":[' + text[text.index(b"{", at) :]))
+
+
+def _kind(reader: TraceReader, survey: _Survey) -> str:
+    own = reader.header.get("tracekit")
+    if isinstance(own, dict) and "merge" in own:
+        return "merged"
+    if survey.metadata:
+        return "tracekit"
+    if is_kineto(reader.header):
+        return "torch"
+    if reader.foreign == "flight recorder":
+        return reader.foreign
+    return "xprof" if survey.is_xprof else "chrome"
 
 
 def _check(reader: TraceReader, survey: _Survey) -> None:
@@ -163,21 +173,28 @@ def _check(reader: TraceReader, survey: _Survey) -> None:
 def _found(
     path: str, reader: TraceReader, survey: _Survey, stamp: FileStamp, digest: int, *, whole: bool, has_end: bool
 ) -> Input:
-    header = reader.header
-    profile = None
-    own = header.get("tracekit")
-    if isinstance(own, dict) and "merge" in own:
-        kind = "merged"
-    elif survey.metadata:
-        kind = "tracekit"
-    elif is_kineto(header):
-        kind = "torch"
-    elif reader.foreign == "flight recorder":
-        kind = reader.foreign
-    elif survey.is_xprof:
-        kind, profile = "xprof", start_of_anchors(survey.anchors) or start_in_xplane(path)
-    else:
-        kind = "chrome"
+    header, kind, own = reader.header, _kind(reader, survey), reader.header.get("tracekit")
+    profile = (start_of_anchors(survey.anchors) or start_in_xplane(path)) if kind == "xprof" else None
+    metadata = survey.metadata if kind == "tracekit" else {}
+    composer_ranks = tuple(sorted(survey.composer_ranks)) if kind == "chrome" else ()
+    rank, name = rank_inside(header, metadata, composer_ranks), printable_name(path)
+    base_ns = base_of(header, metadata) or (profile and profile.start_ns)
+    if not base_ns:
+        base_ns = None if survey.epoch_lowest_ns is None else 0
+    identity = metadata if profile is None else profile.identity
+    if kind == "torch" and isinstance(own, dict):
+        identity = own
+    host = identity.get("host") or header.get("host_name")
+    if host is None and kind == "xprof":
+        host = host_in_name(path)
+    info, devices = header.get(DISTRIBUTED_KEY), header.get(DEVICES_KEY)
+    rank_of_pid = merged_ranks(header) or {} if kind == "merged" else {}
+    kept: list[bytes] = []
+    left_out: list[str] = []
+    if kind != "merged":
+        header_kept, metadata_kept, left_out = truncate_header(header, metadata)
+        kept = [header_kept, metadata_kept]
+        header = {DISTRIBUTED_KEY: info} if isinstance(info, dict) else {}
     return Input(
         path=path,
         shown=reader.path,
@@ -188,15 +205,58 @@ def _found(
         has_end=has_end,
         digest=digest,
         bytes_read=reader.bytes_read if whole or reader.compressed else stamp.size_bytes,
-        scanned=(header, survey.metadata if kind == "tracekit" else {}, survey.processes),
-        lowest_ns=survey.lowest_ns,
-        highest_ns=survey.highest_ns,
-        epoch_lowest_ns=survey.epoch_lowest_ns,
-        decimals=survey.decimals,
         companions=tuple(survey.companions),
-        composer_ranks=tuple(sorted(survey.composer_ranks)) if kind == "chrome" else (),
+        composer_ranks=composer_ranks,
         profile=profile,
+        base_ns=base_ns,
+        generation=_generation(base_ns, profile, decimals=survey.decimals),
+        first_ns=survey.epoch_lowest_ns if base_ns == 0 else survey.lowest_ns,
+        highest_ns=survey.highest_ns,
+        identity={key: identity[key] for key in (*IDENTITY_KEYS, "clock") if key in identity},
+        host=host if isinstance(host, str) else None,
+        rank_inside=rank,
+        labels={} if rank is None or kind == "merged" else labels_of_trace(name, header, rank[0]),
+        run={key: info[key] for key in ("backend", "world_size") if key in info} if isinstance(info, dict) else None,
+        devices=tuple(map(encode_json, devices)) if isinstance(devices, list) else (),
+        named_pids=_named_pids(kind, identity.get("pid"), survey.processes),
+        rank_of_pid=rank_of_pid,
+        header_left_out=tuple(left_out),
+        _head=Head(
+            header, tuple(kept), {raw: (one.name, one.label, one.category) for raw, one in survey.processes.items()}
+        ),
     )
+
+
+def _generation(base_ns: int | None, profile: ProfileStart | None, *, decimals: bool) -> str:
+    if base_ns is None:
+        return "times without a base"
+    if profile is not None and profile.start_ns == base_ns:
+        return f"times relative to the start of the profile, from {profile.source}"
+    if base_ns > 0:
+        return f"times relative to {BASE_TIME_KEY}"
+    return "epoch times with decimals" if decimals else "epoch times in whole microseconds"
+
+
+def _named_pids(kind: str, pid: Any, processes: dict[Any, _Process]) -> tuple[tuple[int, str | None], ...]:
+    if isinstance(pid, int):
+        return ((pid, processes[pid].name if pid in processes else None),)
+    if kind == "xprof":  # which has 701, 1, 2 ... on every host
+        return ()
+    return tuple(
+        (raw, process.name)
+        for raw, process in processes.items()
+        if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
+    )
+
+
+@dataclass(slots=True)
+class _Process:
+    """The metadata of a ``pid``, and the category of its first event, as JSON."""
+
+    name: str | None = None
+    label: str = ""
+    used: bool = False
+    category: bytes = b""
 
 
 class _Survey:
@@ -204,7 +264,7 @@ class _Survey:
 
     def __init__(self) -> None:
         self.has_events = False
-        self.processes: dict[Any, ProcessScan] = {}
+        self.processes: dict[Any, _Process] = {}
         self.metadata: dict[str, Any] = {}
         self.companions: list[str] = []
         self.composer_ranks: set[int] = set()
@@ -227,24 +287,20 @@ class _Survey:
         self.has_events = self.has_events or bool(events)
         if self.is_xprof:
             self._note_anchors(events)
-        times = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
-        self._span([time for time in times if time is not None])
+        parsed = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
+        if times := [time for time in parsed if time is not None]:
+            self._span(times)
         for event in events:
-            key = event.pid, event.tid
-            if key not in self._seen:
-                self._seen.add(key)
-                self._first(event)
+            if (event.pid, event.tid) not in self._seen:
+                self._seen.add((event.pid, event.tid))
+                process = self._process(event.pid)
+                if not process.used and event.cat is not UNSET:
+                    process.category = bytes(event.cat)
+                process.used = True
+                self.decimals = self.decimals or (event.ts is not UNSET and b"." in bytes(event.ts))
 
-    def _first(self, event: Event) -> None:
-        process = self._process(event.pid)
-        if not process.used and event.cat is not UNSET:
-            process.category = bytes(event.cat)
-        process.used = True
-        if event.ts is not UNSET and b"." in bytes(event.ts):
-            self.decimals = True
-
-    def _process(self, pid: Any) -> ProcessScan:
-        return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), ProcessScan())
+    def _process(self, pid: Any) -> _Process:
+        return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), _Process())
 
     def _note_anchors(self, run: list[Event]) -> None:
         for event in run:
@@ -254,8 +310,6 @@ class _Survey:
                 self.anchors.append((time, -1 if duration is None else duration, decode_dict(event.args)))
 
     def _span(self, times: list[int]) -> None:
-        if not times:
-            return
         low, high = min(times), max(times)
         self.lowest_ns = low if self.lowest_ns is None else min(low, self.lowest_ns)
         self.highest_ns = high if self.highest_ns is None else max(high, self.highest_ns)
@@ -266,12 +320,11 @@ class _Survey:
 
     def _metadata(self, event: Event) -> None:
         self.has_events = True
-        process, name = self.processes.get(event.pid) or self._process(event.pid), decode_text(event.name)
-        key = _TAKEN_METADATA.get(name)
-        if key is None:
+        process, name = self._process(event.pid), decode_text(event.name)
+        if name not in _TAKEN_METADATA:
             return
         args = decode_dict(event.args)
-        value = args.get(key)
+        value = args.get(_TAKEN_METADATA[name])
         if name == METADATA_EVENT:
             self.metadata = self.metadata or args
         elif type(value) is str:

@@ -19,7 +19,7 @@ from tracekit.formats.trace_event import Event, decode_dict, raw_field, raw_numb
 from tracekit.traces.collectives.search import find_events, find_sampled_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 SYNCHRONISING: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Kinds that no member leaves before all have come: their ends are one moment. (Not so: broadcast, reduce, send, recv.)"""
@@ -57,40 +57,26 @@ _KERNEL_KIND: Final = re.compile(rb'"nccl(?:Dev)?Kernel_([A-Za-z]+)')
 
 
 class Label(NamedTuple):
-    """The properties that all members of one collective share.
+    """The properties that all members of one collective share."""
 
-    Attributes:
-        kind: "all_reduce" and so on; empty where it is not known.
-        group: Name and members of the process group as written; empty where unknown.
-        sizes: Type and number of elements, empty where they are unknown or may differ between members.
-        peers: Source and destination rank of a send or receive.
-    """
-
-    kind: str
-    group: tuple[str, str]
-    sizes: str
-    peers: tuple[int, int] | None = None
+    kind: str  # "all_reduce" and so on; empty where it is not known
+    group: tuple[str, str]  # name and members of the process group as written; empty where unknown
+    sizes: str  # type and number of elements, empty where they are unknown or may differ between members
+    peers: tuple[int, int] | None = None  # source and destination rank of a send or receive
 
 
 class Collective(NamedTuple):
-    """One member's part of a collective. Times are ns in the file's own time.
-
-    Attributes:
-        sequence: Number of the collective in its group, or None.
-        step: N of the ``ProfilerStep#N`` that launched it, or None.
-        start_ns, end_ns: When this member came and when it left.
-        file_ns: When this member came, in the file's own time also where the others are moved.
-    """
+    """One member's part of a collective. Times are ns in the file's own time."""
 
     label: Label
-    sequence: int | None
-    step: int | None
-    start_ns: int
+    sequence: int | None  # number of the collective in its group, or None
+    step: int | None  # N of the ``ProfilerStep#N`` that launched it, or None
+    start_ns: int  # when this member came and when it left
     end_ns: int
     pid: Any
     tid: Any
     category: bytes = b""
-    file_ns: int = 0
+    file_ns: int = 0  # when this member came, in the file's own time also where the others are moved
 
     @property
     def synchronises(self) -> bool:
@@ -117,16 +103,14 @@ def kind_of(name: str) -> str:
 class CollectiveCollector:
     """Collects the collectives of an input while it is read for something else.
 
-    Args:
-        most: The maximum number of kernels, calls and so on, which bounds the memory; None for all.
-        in_order: True if it gets all events, so the k-th annotation can belong to the k-th kernel.
+    ``most`` limits the number of kernels, calls and so on, which bounds the memory. ``in_order`` is True if it gets all
+    events, so the k-th annotation can belong to the k-th kernel.
     """
 
     def __init__(self, most: int | None = None, *, in_order: bool = True) -> None:
         self._in_order = in_order
         self._most = 1 << 62 if most is None else most
-        # By pid, as ranks may be known later, and by role.
-        self._roles: dict[Any, dict[str, list[Any]]] = {}
+        self._roles: dict[Any, dict[str, list[Any]]] = {}  # by pid, as ranks may be known later, and by role
 
     def add(self, event: Event) -> None:
         """Look at one event."""
@@ -143,8 +127,7 @@ class CollectiveCollector:
     def result(self, ranks: Mapping[Any, int] | None = None) -> dict[int | None, list[Collective]]:
         """Return the collectives of each rank in the order of their ends.
 
-        Args:
-            ranks: The rank of each ``pid``; without it, all collectives belong to the rank None.
+        ``ranks`` has the rank of each ``pid``; without it, all collectives belong to the rank None.
         """
         joined: dict[int | None, dict[str, list[Any]]] = {}
         for pid, roles in self._roles.items():
@@ -165,19 +148,13 @@ def read_collectives(
 ) -> dict[int | None, list[Collective]] | None:
     """Read the collectives of a trace, by rank; None where a sample is asked for and would not be much smaller.
 
-    Args:
-        path: File or URL.
-        ranks: See `CollectiveCollector.result`.
-        most: See `CollectiveCollector`.
-        sampled: Read a few parts of the trace only; see `find_sampled_events`.
-        follow: See `find_events`; not called for a sample.
+    See `CollectiveCollector` for ``ranks`` and ``most``, `find_sampled_events` for ``sampled``, and `find_events` for ``follow``,
+    which a sample ignores.
     """
-    events = (
-        find_sampled_events(path, NAMES_OF_COLLECTIVES) if sampled else find_events(path, NAMES_OF_COLLECTIVES, follow)
-    )
+    names, found = NAMES_OF_COLLECTIVES, CollectiveCollector(most, in_order=not sampled)
+    events = find_sampled_events(path, names) if sampled else find_events(path, names, follow)
     if events is None:
         return None
-    found = CollectiveCollector(most, in_order=not sampled)
     for event in events:
         found.add(event)
     return found.result(ranks)
@@ -188,11 +165,8 @@ def thinned(collectives: list[Collective], most: int) -> list[Collective]:
 
     Keep the multiples of a power of two of the sequence numbers, or else the first and the last collectives.
     """
-    groups: dict[tuple[str, str], list[Collective]] = {}
-    for one in collectives:
-        groups.setdefault(one.label.group, []).append(one)
     kept: list[Collective] = []
-    for _, members in sorted(groups.items()):
+    for _, members in _grouped(collectives):
         found, stride = members, 1
         while len(found) > most and all(one.sequence is not None for one in found):
             stride *= 2
@@ -232,8 +206,8 @@ def _role_of(event: Event, name: bytes, start_ns: int, end_ns: int) -> tuple[str
         role, label, sequence = "gloo", Label(kind, ("", ""), dims if kind in _EVEN else ""), None
     if not role or label is None:
         return None
-    pid, tid = raw_number(event.pid), raw_number(event.tid)
-    found = Collective(label, sequence, None, start_ns, end_ns, pid, tid, category, start_ns)
+    track = raw_number(event.pid), raw_number(event.tid)
+    found = Collective(label, sequence, None, start_ns, end_ns, *track, category, start_ns)
     return role, (found, external) if role == "kernel" else found
 
 
@@ -256,21 +230,20 @@ def _collectives(roles: dict[str, list[Any]]) -> list[Collective]:
     calls: dict[int | None, tuple[int, Label, int | None]] = dict(roles["call"])
     found: list[Collective] = []
     for one, annotation in zip(silent, _annotations_of(roles["annotation"], silent), strict=True):
+        found.append(one)
         if annotation is not None:
             launched_ns, kind, sizes = annotation
             kind = one.label.kind or kind
             label = one.label._replace(kind=kind, sizes=sizes if kind in _EVEN else "")
-            one = one._replace(label=label, step=_step_at(steps, launched_ns))  # noqa: PLW2901
-        found.append(one)
+            found[-1] = one._replace(label=label, step=_step_at(steps, launched_ns))
     for one, external in roles["kernel"]:
-        call = calls.get(external)
-        if call is not None:
+        found.append(one)
+        if (call := calls.get(external)) is not None:
             launched_ns, asked, number = call
             group = one.label.group if any(one.label.group) else asked.group
             label = one.label._replace(group=group, peers=one.label.peers or asked.peers)
             number = number if one.sequence is None else one.sequence
-            one = one._replace(label=label, sequence=number, step=_step_at(steps, launched_ns))  # noqa: PLW2901
-        found.append(one)
+            found[-1] = one._replace(label=label, sequence=number, step=_step_at(steps, launched_ns))
     if found:  # annotations of the CPU are not the collectives then, and dumps do not hold the launch
         return sorted([*found, *roles["flight"]], key=_order)
     cpu = [one._replace(step=_step_at(steps, one.start_ns)) for one in (*roles["gloo"], *roles["flight"])]
@@ -306,10 +279,13 @@ def _step_at(steps: list[tuple[int, int, int]], time_ns: int) -> int | None:
     return steps[at][2] if at >= 0 and time_ns < steps[at][1] else None
 
 
-def by_group(collectives: list[Collective]) -> Iterator[tuple[tuple[str, str], list[Collective]]]:
-    """Yield the process groups and what each synchronised."""
+def by_group(collectives: list[Collective]) -> list[tuple[tuple[str, str], list[Collective]]]:
+    """Return the process groups and what each synchronised."""
+    return _grouped(one for one in collectives if one.synchronises)
+
+
+def _grouped(collectives: Iterable[Collective]) -> list[tuple[tuple[str, str], list[Collective]]]:
     groups: dict[tuple[str, str], list[Collective]] = {}
     for one in collectives:
-        if one.synchronises:
-            groups.setdefault(one.label.group, []).append(one)
-    yield from sorted(groups.items())
+        groups.setdefault(one.label.group, []).append(one)
+    return sorted(groups.items())

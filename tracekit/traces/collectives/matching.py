@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     Key = Callable[[Collective], Hashable]
     Ends = dict[Hashable, list[tuple[int, int]]]
+    Pairs = list[tuple[Collective, Collective]]
 
 MIN_NUMBERED: Final = 3
 MIN_VOTES: Final = 4
@@ -38,18 +40,11 @@ _STRETCH_NS: Final = 10_000_000_000
 _MAX_DRIFT: Final = 200e-6
 
 
-def match(
-    ours: Sequence[Collective], theirs: Sequence[Collective], *, min_numbered: int = MIN_NUMBERED
-) -> list[tuple[Collective, Collective]] | str:
-    """Find the pairs of one collective in the traces of two ranks of a process group.
+def match(ours: Sequence[Collective], theirs: Sequence[Collective], *, min_numbered: int = MIN_NUMBERED) -> Pairs | str:
+    """Find the pairs of one collective in the traces of two ranks of a process group, or the reason why none can be trusted.
 
-    Args:
-        ours: The synchronising collectives of the group in one trace, in the order of their ends.
-        theirs: The same of the other trace.
-        min_numbered: The smallest number of pairs with equal sequence numbers that is trusted.
-
-    Returns:
-        The pairs in that order, or the reason why no pairs can be trusted.
+    Both are the synchronising collectives of the group in the order of their ends, which is also that of the pairs.
+    ``min_numbered`` is the smallest number of pairs with equal sequence numbers that is trusted.
     """
     if not ours or not theirs:
         return "no collectives of a process group of both"
@@ -66,16 +61,8 @@ def match(
     return _by_vote(ours, theirs, lambda one: one.label)
 
 
-def match_near(
-    ours: Sequence[Collective], theirs: Sequence[Collective], within_ns: int
-) -> list[tuple[Collective, Collective]]:
-    """Find the pairs of one collective where the times of both are on one clock already.
-
-    Args:
-        ours: The synchronising collectives of the group in one trace, in the order of their ends.
-        theirs: The same of the other trace.
-        within_ns: The largest distance between the clocks.
-    """
+def match_near(ours: Sequence[Collective], theirs: Sequence[Collective], within_ns: int) -> Pairs:
+    """Find the pairs as `match`, where the times of both are on one clock already, up to ``within_ns``."""
     if ours and theirs and all(one.sequence is not None for one in (*ours, *theirs)):
         pairs = _by_number(ours, theirs, 1)
         return [] if isinstance(pairs, str) else pairs
@@ -83,12 +70,11 @@ def match_near(
     return _follow(ours, theirs, lambda one: one.label, ends, 0, within_ns + _NEAR_NS, len(ours) // 2) if ours else []
 
 
-def _by_number(
-    ours: Sequence[Collective], theirs: Sequence[Collective], minimum: int
-) -> list[tuple[Collective, Collective]] | str:
-    def once(collectives: Sequence[Collective]) -> dict[Any, Collective]:
-        counts = Counter(_number(one) for one in collectives)
-        return {_number(one): one for one in collectives if counts[_number(one)] == 1}
+def _by_number(ours: Sequence[Collective], theirs: Sequence[Collective], minimum: int) -> Pairs | str:
+    def once(collectives: Sequence[Collective]) -> dict[tuple[str, int | None], Collective]:
+        numbered = [((one.label.kind, one.sequence), one) for one in collectives]
+        counts = Counter(number for number, _ in numbered)
+        return {number: one for number, one in numbered if counts[number] == 1}
 
     others = once(theirs)
     pairs = [(one, others[number]) for number, one in once(ours).items() if number in others]
@@ -97,13 +83,7 @@ def _by_number(
     return pairs
 
 
-def _number(one: Collective) -> tuple[str, int | None]:
-    return one.label.kind, one.sequence
-
-
-def _by_vote(
-    ours: Sequence[Collective], theirs: Sequence[Collective], key: Key
-) -> list[tuple[Collective, Collective]] | str:
+def _by_vote(ours: Sequence[Collective], theirs: Sequence[Collective], key: Key) -> Pairs | str:
     ends = _ends(theirs, key)
     reason = ""
     for first, last in _stretches(ours, ends, key):
@@ -143,11 +123,8 @@ def _stretches(ours: Sequence[Collective], ends: Ends, key: Key) -> Iterator[tup
     if ours[last - 1].end_ns - ours[first].end_ns <= _STRETCH_NS:
         return
     times = [one.end_ns for one in ours]
-    begun = times[0]
-    starts = [bisect_left(times, time) for time in range(begun, times[-1] + 1, _STRETCH_NS)]
-    ranges = [
-        (start, end) for start, end in zip(starts, [*starts[1:], len(ours)], strict=True) if end - start >= MIN_VOTES
-    ]
+    starts = [bisect_left(times, time) for time in range(times[0], times[-1] + 1, _STRETCH_NS)]
+    ranges = [(start, end) for start, end in pairwise([*starts, len(ours)]) if end - start >= MIN_VOTES]
     ranges.sort(key=lambda found: (-min(found[1] - found[0], 100), abs(sum(found) - len(ours))))
     for start, end in ranges[:_MAX_STRETCHES]:
         low, high = _around((start + end) // 2, votes)
@@ -173,12 +150,8 @@ def _elect(
 ) -> tuple[int, int] | str:
     """Return the offset that most pairs agree on and within which width, or the reason for a refusal.
 
-    Args:
-        ours: The collectives that vote.
-        ends: Those of the other rank.
-        key: Returns the properties that members of one collective share.
-        rate: The drift between the clocks, in ns per ns; the offset is the one in the middle of ``ours``.
-        widths_ns: The largest distances between votes that agree, smallest first.
+    ``rate`` is the drift between the clocks, in ns per ns; the offset is the one in the middle of ``ours``. ``widths_ns`` are
+    the largest distances between votes that agree, smallest first.
     """
     possible = sum(min(count, len(ends.get(label, ()))) for label, count in Counter(map(key, ours)).items())
     if possible < MIN_VOTES:
@@ -231,7 +204,7 @@ def _follow(
     width_ns: int,
     middle: int,
     drift: float = 0.0,
-) -> list[tuple[Collective, Collective]]:
+) -> Pairs:
     """Pair all with the known offset, from the middle outwards, and follow the drift."""
     taken: set[int] = set()
     pairs: list[tuple[int, int]] = []

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
-_REACH_BYTES: Final = 64 * 1024
-"""An event that is larger is not found."""
+_REACH_BYTES: Final = 64 * 1024  # an event that is larger is not found
 
 _TRIES: Final = 16
 _TEXT_BYTES: Final = 1024 * 1024
@@ -35,13 +34,10 @@ def find_events(
     follow: Callable[[Iterator[bytes]], Iterator[bytes]] = iter,
     limit_bytes: int | None = None,
 ) -> Iterator[Event]:
-    """Yield the events of a trace that have a name with one of the given beginnings, in the order of the file.
+    """Yield the events of a trace in any form with a name that begins with one of ``words``, in the order of the file.
 
-    Args:
-        path: File or URL of a trace in any form.
-        words: Beginnings of names as JSON, with the opening quote.
-        follow: Passes on the unpacked pieces of the trace, for who looks for something else in them.
-        limit_bytes: Read at most this much of a plain file.
+    The words are JSON, with the opening quote. ``follow`` passes on the unpacked pieces of the trace, for a search for something
+    else in them. At most ``limit_bytes`` of a plain file are read.
     """
     with closing(open_trace(path, limit_bytes)) as stream:
         yield from _find(follow(iter(stream.read, b"")), words)
@@ -51,10 +47,8 @@ def find_sampled_events(path: str, words: Sequence[bytes]) -> Iterator[Event] | 
     """Yield the same events from a few parts of a trace: its ends, and where the work of the GPU begins.
 
     torch.profiler writes the work of the CPU before that of the GPU, each in the order of time. These parts hold the first and
-    the last events of both, so the samples of all ranks are of the same parts of a run.
-
-    Returns:
-        The events; None for a trace that cannot be read in parts (packed, foreign), or that is hardly larger than the sample.
+    the last events of both, so the samples of all ranks are of the same parts of a run. Return None for a trace that cannot be
+    read in parts (packed, foreign), or that is hardly larger than the sample.
     """
     size = size_bytes(path) or 0
     sample_bytes = max(_MIN_SAMPLE_BYTES, min(int(size * _SAMPLE_SHARE), _MAX_SAMPLE_BYTES))
@@ -71,7 +65,7 @@ def _sampled(path: str, size: int, sample_bytes: int, words: Sequence[bytes]) ->
     try:
         with open_read(path) as file:
             parts = [(0, half), (size - half, size)]
-            if not _has_gpu(file.read(half)) and _has_gpu(_part(file, size - half, size)):
+            if not _has_gpu(_part(file, *parts[0])) and _has_gpu(_part(file, *parts[1])):
                 begin = _begin_of_gpu(file, half, size - half)
                 parts = [(0, quarter), (begin - quarter, begin + quarter), (size - quarter, size)]
             for start, end in parts:
@@ -89,10 +83,7 @@ def _begin_of_gpu(file: BinaryIO, low: int, high: int) -> int:
     """Return about where the first event of a GPU is; there is one at the end of the range, and none at its start."""
     while high - low > _PROBE_BYTES:
         at = (low + high) // 2
-        if _has_gpu(_part(file, at, at + _PROBE_BYTES)):
-            high = at
-        else:
-            low = at
+        low, high = (low, at) if _has_gpu(_part(file, at, at + _PROBE_BYTES)) else (at, high)
     return high
 
 
@@ -100,12 +91,12 @@ def _find(pieces: Iterator[bytes], words: Sequence[bytes]) -> Iterator[Event]:
     """Yield the events of a text that comes in pieces."""
     text, start, last = b"", 0, False
     while not last:
-        batch, missing = [text], _TEXT_BYTES
-        while missing > 0 and not last:
+        batch, size_bytes = [text], 0
+        while size_bytes < _TEXT_BYTES and not last:
             piece = next(pieces, None)
             last = piece is None
             batch.append(piece or b"")
-            missing -= len(batch[-1])
+            size_bytes += len(batch[-1])
         text = b"".join(batch)
         end = len(text) if last else max(start, len(text) - _REACH_BYTES)
         places = []
