@@ -251,7 +251,7 @@ def test_every_door_is_used() -> None:
 
 NOT_TO_RECORD = [
     *("concurrent.futures", "ctypes", "gzip", "hashlib", "random", "shutil", "statistics", "subprocess", "tempfile"),
-    *("tracekit.auto", "tracekit.capture", "tracekit.handlers.triggers", "tracekit.merge", "tracekit.outbox.remote"),
+    *("tracekit.auto", "tracekit.capture", "tracekit.handlers.triggers", "tracekit.merge", "tracekit.outbox.upload"),
     *("tracekit.outbox.spool", "fsspec", "msgspec", "numpy", "psutil", "torch"),
 ]
 
