@@ -110,7 +110,7 @@ def test_a_window_is_whole_and_of_its_own_whatever_the_base_schedule_does(
             current = []
         previous = action
     windows.append(current)
-    status: Any = window.status()
+    status: Any = window.status
     if status.last_batch is not None:
         batches = list(range(status.first_batch, status.last_batch + 1))
         assert batches in windows, "the batches of the capture are one window, and nothing else is in it"

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -68,7 +68,7 @@ class Request:
         expires: Seconds since the epoch. A rank that reads the request later for the first time refuses it.
     """
 
-    id: _Id
+    id: _Id = field(default_factory=lambda: os.urandom(6).hex())
     stop: bool = False
     ranks: Annotated[tuple[_Rank, ...], Meta(min_length=1)] | None = None
     steps: _Steps | None = None
@@ -90,24 +90,21 @@ class Request:
 
     def to_bytes(self) -> bytes:
         """Return the document."""
-        return _encode({key: value for key, value in asdict(self).items() if value is not None})
+        return _encode(asdict(self))
 
     @classmethod
-    def from_bytes(cls, data: bytes, default_id: str | None = None) -> Request:
-        """Read a document; ``default_id`` is for documents without an id, such as one written by hand.
+    def from_bytes(cls, data: bytes, **defaults: Any) -> Request:
+        """Read a document; ``defaults`` is for missing fields, such as the id of one written by hand.
 
         Raises:
             ConfigError: The document is not a request; the message names the field.
         """
-        document = _parse(data, "a request")
-        if document.get("id") is None:
-            document["id"] = default_id
-        request = _read(cls, "a request", document)
-        if request.ranks is not None:
-            request = dataclasses.replace(request, ranks=tuple(sorted(set(request.ranks))))
+        request = _read(cls, "a request", data, defaults)
         if request.start_time is not None and request.start_batch is not None:
             raise ConfigError("a request: start_batch and start_time exclude each other")
-        return request
+        if request.ranks is None:
+            return request
+        return dataclasses.replace(request, ranks=tuple(sorted(set(request.ranks))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +118,7 @@ class CaptureStatus:
     last_batch: _Whole | None = None  # once it is over
     late_batches: _Whole = 0  # from ``start_batch`` to ``first_batch``, if the rank read the request too late
     note: _Text | None = None  # for people
-    files: Annotated[
-        tuple[_Text, ...], Meta(max_length=256)
-    ] = ()  # absolute paths or URLs; during recording, the files so far
+    files: Annotated[tuple[_Text, ...], Meta(max_length=256)] = ()  # absolute paths or URLs; the files so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +151,7 @@ class RankStatus:
         Raises:
             ConfigError: The document is not the status of a rank; the message names the field.
         """
-        status = _read(cls, "the status of a rank", _parse(data, "the status of a rank"))
+        status = _read(cls, "the status of a rank", data, {})
         if not status.rank < status.world_size:
             raise ConfigError("the status of a rank: rank must be less than world_size")
         if status.step_seconds is not None and status.step_seconds < _MIN_STEP_S:
@@ -164,27 +159,10 @@ class RankStatus:
         return status
 
 
-def new_id() -> str:
-    """Return a random id for a request."""
-    return os.urandom(6).hex()
-
-
-# ---- reading and writing ------------------------------------------------------------------------------------------------
-
-
-def _read(kind: type[T], what: str, document: dict[str, Any]) -> T:
-    """Return the dataclass of a JSON object. Fields of other names are ignored; null counts as absent."""
-    try:
-        return msgspec.convert({name: value for name, value in document.items() if value is not None}, kind)
-    except msgspec.ValidationError as error:
-        problem, _, place = str(error).removesuffix("`").partition(" - at `$.")
-        problem = problem.replace("Expected", "must be", 1).replace(", got", ", not", 1)
-        raise ConfigError(f"{what}: {place} {problem}" if place else f"{what}: {problem}") from None
-
-
-def _parse(data: bytes, what: str) -> dict[str, Any]:
+def _read(kind: type[T], what: str, data: bytes, defaults: dict[str, Any]) -> T:
+    """Return the dataclass of a document. Fields of other names are ignored; null counts as absent."""
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise ConfigError(f"{what} has at most {MAX_DOCUMENT_BYTES} bytes")
+        raise ConfigError(f"{what}: it is larger than {MAX_DOCUMENT_BYTES} bytes")
     try:
         document = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -195,8 +173,15 @@ def _parse(data: bytes, what: str) -> dict[str, Any]:
         raise ConfigError(
             f"{what}: version must be {VERSION}; for a later version, use the same tracekit on both sides"
         )
-    return document
+    given = {name: value for name, value in document.items() if value is not None}
+    try:
+        return msgspec.convert({**defaults, **given}, kind)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).removesuffix("`").partition(" - at `$.")
+        problem = problem.replace("Expected", "must be", 1).replace(", got", ", not", 1)
+        raise ConfigError(f"{what}: {place} {problem}" if place else f"{what}: {problem}") from None
 
 
 def _encode(document: dict[str, Any]) -> bytes:
-    return json.dumps({"version": VERSION, **document}).encode() + b"\n"
+    given = {name: value for name, value in document.items() if value is not None}
+    return json.dumps({"version": VERSION, **given}).encode() + b"\n"

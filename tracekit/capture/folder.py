@@ -9,20 +9,16 @@ import os
 import stat
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.capture.documents import MAX_DOCUMENT_BYTES, RankStatus, Request
 from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import atomic_write, make_folders
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 REQUEST: Final = "request.json"
 RANKS: Final = "ranks"
 
-# Follow no link, and wait for no pipe.
-_READ: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # follow no link, and wait for no pipe
 
 
 class ControlFolder:
@@ -90,7 +86,7 @@ class ControlFolder:
             raise
         finally:
             os.close(descriptor)
-        return Request.from_bytes(data, default_id=f"file-{found.st_mtime_ns}")
+        return Request.from_bytes(data, id=f"file-{found.st_mtime_ns}")
 
     def write_request(self, request: Request) -> None:
         """Replace the request."""
@@ -101,16 +97,12 @@ class ControlFolder:
         return version != before
 
     def _check(self, found: os.stat_result) -> None:
-        """Raise ConfigError unless this is a small file that no other user could have written."""
+        """Raise ConfigError unless this is a file that no other user could have written."""
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError("a request: it is not a file")
-        if found.st_size > MAX_DOCUMENT_BYTES:
-            raise ConfigError(f"a request: it is larger than {MAX_DOCUMENT_BYTES} bytes")
-        if self._trust_others or not hasattr(os, "geteuid"):
-            return
-        if found.st_uid not in (os.geteuid(), 0):
+        if found.st_uid not in (os.geteuid(), 0) and not self._trust_others:
             raise ConfigError(f"a request: it belongs to another user (uid {found.st_uid})")
-        if found.st_mode & 0o022:
+        if found.st_mode & 0o022 and not self._trust_others:
             raise ConfigError("a request: other users may write to it")
 
     # ---- the ranks ----------------------------------------------------------------------------------------------------
@@ -126,35 +118,29 @@ class ControlFolder:
     def statuses(self) -> dict[int, RankStatus]:
         """Return the status of each rank. Other and damaged files are ignored."""
         kept: dict[str, tuple[tuple[int, ...], RankStatus]] = {}
-        for name, version in self._status_files():
-            known = self._statuses.get(name)
-            if known is not None and known[0] == version:
-                kept[name] = known
-                continue
+        with os.scandir(self.path / RANKS) as entries:
+            files = [entry for entry in entries if entry.name.startswith("rank") and entry.name.endswith(".json")]
+        for entry in sorted(files, key=lambda entry: entry.name):
             with contextlib.suppress(OSError, ConfigError):
-                kept[name] = (version, RankStatus.from_bytes(_read(self.path / RANKS / name)))
+                found = entry.stat(follow_symlinks=False)
+                version = (found.st_ino, found.st_mtime_ns, found.st_size)
+                known = self._statuses.get(entry.name)
+                if known is not None and known[0] == version:
+                    kept[entry.name] = known
+                elif stat.S_ISREG(found.st_mode):
+                    kept[entry.name] = (version, RankStatus.from_bytes(_read(entry.path)))
         self._statuses = kept
         return {status.rank: status for _, status in kept.values()}
 
     def _status_path(self, rank: int) -> Path:
         return self.path / RANKS / f"rank{rank:05d}.json"
 
-    def _status_files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        with os.scandir(self.path / RANKS) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if not entry.name.startswith("rank") or not entry.name.endswith(".json"):
-                    continue
-                with contextlib.suppress(OSError):
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and found.st_size <= MAX_DOCUMENT_BYTES:
-                        yield entry.name, (found.st_ino, found.st_mtime_ns, found.st_size)
-
     def _put(self, path: Path, data: bytes) -> None:
         with atomic_write(os.fspath(path)) as file:  # makes the folder again if somebody has removed it
             file.write(data)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: str) -> bytes:
     descriptor = os.open(path, _READ)
     try:
         return os.read(descriptor, MAX_DOCUMENT_BYTES + 1)
@@ -173,14 +159,14 @@ def machine() -> str | None:
     return hashlib.sha256(name.encode()).hexdigest()[:16]  # a hash, because the boot id may be private
 
 
-def is_gone(status: RankStatus) -> bool:
-    """Return True if the process of a rank has ended; False for processes of other machines."""
-    if status.machine is None or status.machine != machine():
-        return False
+def listens(status: RankStatus) -> bool:
+    """Return True if a rank reads requests. If its process has died, this is known on the same machine only."""
+    if not status.listening or status.machine is None or status.machine != machine():
+        return status.listening
     try:
         text = Path(f"/proc/{status.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return True
-    except OSError:
         return False
-    return text.rpartition(")")[2].split()[:1] == ["Z"]  # a zombie: its parent has not waited for it yet
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[:1] != ["Z"]  # a zombie: its parent has not waited for it yet

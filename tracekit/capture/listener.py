@@ -1,7 +1,8 @@
-"""CaptureListener: the thread that reads requests and the signal, and writes the status of the rank."""
+"""CaptureListener: serves the requests to a rank, and writes its status."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections import deque
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.capture.coordinator import CaptureCoordinator
-from tracekit.capture.documents import CaptureState, RankStatus, Request, new_id
+from tracekit.capture.documents import CaptureState, RankStatus, Request
 from tracekit.capture.folder import machine
+from tracekit.capture.state_machine import RankCapture
 from tracekit.errors import ConfigError, StorageError
 from tracekit.notices import Notices
 
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tracekit.capture.folder import ControlFolder
-    from tracekit.capture.state_machine import CaptureMachine
     from tracekit.clock import Clock
     from tracekit.distributed import ProcessInfo
     from tracekit.handlers.triggers import SignalTrigger
+    from tracekit.timestamp import Timestamp
 
 _MAX_POLLS_PER_S: Final = 1000  # of all ranks of a run together
 _HEARTBEAT_NS: Final = 1_000_000_000
@@ -32,47 +34,65 @@ _JOIN_S: Final = 2.0
 
 @dataclass(eq=False, kw_only=True)
 class CaptureListener:
-    """Polls the control folder on a daemon thread "tracekit-capture". If the file system hangs, only this thread waits."""
+    """Has one capture after the other on its rank. Polls the control folder and the signal on a thread "tracekit-capture".
 
-    captures: CaptureMachine
-    process: ProcessInfo
-    folder: ControlFolder | None  # None to listen to the signal only
+    If the file system hangs, only this thread waits. `accept`, `stop` and `wake` are for any thread.
+    """
+
+    steps: int  # of a capture that names no length
+    max_seconds: float
     find_files: Callable[[bool], None]  # updates the files of the current capture; True once the handlers are closed
     trigger: SignalTrigger | None  # None to listen to the folder only
     signal_all_ranks: bool
     interval_s: float  # between polls
     clock: Clock
+    warmup: int = 0  # number of warm-up batches if a request names none
+    current: RankCapture | None = None  # the current capture, else the last one
+    timestamp: Timestamp | None = None  # the training time at the start of the current batch
 
     def __post_init__(self) -> None:
-        self.interval_s = max(self.interval_s, self.process.world_size / _MAX_POLLS_PER_S)
+        self._folder: ControlFolder | None = None
         self._notices = Notices(self.clock.monotonic_ns)
         self._coordinator: CaptureCoordinator | None = None  # of a signal for all ranks
         self._served: deque[str] = deque(maxlen=64)
         self._refused: tuple[str, str] | None = None
-        self._written: RankStatus | None = None
         self._written_ns = 0
         self._steps: deque[tuple[int, int]] = deque(maxlen=8)  # the time and number of recent batches, as seen here
         self._failure: Exception | None = None
         self._failure_raised = False
         self._is_first_poll = True
         self._closing = False
-        self._lock = threading.Lock()  # one poll at a time
+        self._accept_lock = threading.RLock()  # never taken by the training loop
+        self._poll_lock = threading.Lock()  # one poll at a time
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracekit-capture", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, process: ProcessInfo, folder: ControlFolder | None) -> None:
+        """Start the thread. Without a folder, it polls the signal only."""
+        self.interval_s = max(self.interval_s, process.world_size / _MAX_POLLS_PER_S)
+        self._folder = folder
+        self._status = RankStatus(
+            rank=process.rank,
+            world_size=process.world_size,
+            run_id=process.run_id,
+            host=process.host,
+            pid=process.pid,
+            attempt=process.attempt,
+            machine=machine(),
+            look_seconds=self.interval_s,
+        )
         self._thread.start()
 
     def wake(self) -> None:
-        """Poll immediately. Thread-safe."""
+        """Poll immediately."""
         self._wake.set()
 
     def close(self, timeout_s: float = math.inf) -> None:
         """Write the last status and end the thread. Wait for it for ``timeout_s``, at most two seconds."""
         self._closing = True
         self._wake.set()
-        self._thread.join(max(0.0, min(_JOIN_S, timeout_s)))
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, min(_JOIN_S, timeout_s)))
 
     def raise_failure(self) -> None:
         """Raise the first unexpected error of the thread, once."""
@@ -80,13 +100,43 @@ class CaptureListener:
             self._failure_raised = True
             raise self._failure
 
+    # ---- captures -----------------------------------------------------------------------------------------------------
+
+    @property
+    def in_force(self) -> RankCapture | None:
+        """The current capture, until its files are complete."""
+        return self.current if self.current is not None and self.current.state.in_force else None
+
+    def accept(self, request: Request) -> str | None:
+        """Begin a capture, or give the current one its start. Return the reason if the request is refused."""
+        with self._accept_lock:
+            current = self.in_force
+            if current is not None and current.request.id == request.id:
+                current.set_start(request)
+                return None
+            # A capture without a start may be replaced: its coordinator is gone.
+            if current is not None and current.state is not CaptureState.ACKNOWLEDGED:
+                return "another capture is in force on this rank"
+            has_length = request.steps is not None or request.seconds is not None
+            self.current = RankCapture(
+                request,
+                steps=(request.steps if has_length else self.steps) or None,
+                seconds=min(request.seconds or self.max_seconds, self.max_seconds),
+                warmup=self.warmup if request.warmup is None else request.warmup,
+            )
+        return None
+
+    def stop(self) -> None:
+        """Stop the current capture."""
+        if self.current is not None:
+            self.current.stop("it was stopped before it began")
+
     # ---- on the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing:
             self.poll()
-            capture = self.captures.current
-            is_saving = capture is not None and capture.state is CaptureState.SAVING
+            is_saving = self.current is not None and self.current.state is CaptureState.SAVING
             self._wake.wait(min(self.interval_s, _SAVING_POLL_S) if is_saving else self.interval_s)
             self._wake.clear()
         self.poll()
@@ -94,7 +144,7 @@ class CaptureListener:
     def poll(self) -> None:
         """Read the request and the signal, and write the status. Raises nothing."""
         try:
-            with self._lock:
+            with self._poll_lock:
                 self._note_step()
                 is_closing = self._closing
                 if is_closing:
@@ -102,10 +152,12 @@ class CaptureListener:
                 else:
                     if self.trigger is not None and self.trigger.arrived():
                         self._serve_signal()
-                    self._read_request()
+                    if self._folder is not None:
+                        self._read_request(self._folder)
                     self._coordinate()
                     self.find_files(False)
-                self._write_status(is_closing=is_closing)
+                if self._folder is not None:
+                    self._write_status(self._folder, is_closing=is_closing)
         except (OSError, StorageError) as error:
             reason = getattr(error, "strerror", None) or error
             self._notices.warn(
@@ -115,63 +167,56 @@ class CaptureListener:
             self._failure = self._failure or error
 
     def _note_step(self) -> None:
-        timestamp = self.captures.timestamp
-        batch = 0 if timestamp is None else int(timestamp.batch)
+        batch = 0 if self.timestamp is None else int(self.timestamp.batch)
         if not self._steps or self._steps[-1][1] != batch:
             self._steps.append((self.clock.monotonic_ns(), batch))
 
-    def _read_request(self) -> None:
+    def _read_request(self, folder: ControlFolder) -> None:
         is_first, self._is_first_poll = self._is_first_poll, False
-        if self.folder is None:
-            return
         try:
-            request = self.folder.read_request()
+            request = folder.read_request()
         except ConfigError as error:
-            self._notices.warn("request", "tracekit: a request in %s is refused: %s", self.folder.path, error)
+            self._notices.warn("request", "tracekit: a request in %s is refused: %s", folder.path, error)
             return
-        if request is None or request.id in self._served or not request.selects(self.process.rank):
-            self._give_up_without_start()
+        current = self.current
+        if request is None or request.id in self._served or not request.selects(self._status.rank):
+            if (
+                current is not None
+                and current.state is CaptureState.ACKNOWLEDGED
+                and self._has_expired(current.request)
+            ):
+                current.stop("nobody has said when to start")  # its coordinator is gone
             return
         is_late = self._has_expired(request)
         if is_first and (request.expires is None or is_late or request.stop or request.has_start):
             self._served.append(request.id)  # a request from before the start of this rank was for another run
-        elif request.stop:
-            self._served.append(request.id)
-            self.captures.stop()
+            return
+        refusal = None
+        if request.stop:
+            self.stop()
+        elif is_late and (current is None or current.request.id != request.id):
+            refusal = "the request is older than it may be; are the clocks of the hosts set right?"
         else:
-            self._serve(request, is_late=is_late)
-
-    def _serve(self, request: Request, *, is_late: bool) -> None:
-        current = self.captures.current
-        if is_late and (current is None or current.request.id != request.id):
-            refusal: str | None = "the request is older than it may be; are the clocks of the hosts set right?"
-        else:
-            refusal = self.captures.accept(request)
+            refusal = self.accept(request)
         if refusal is not None:
             self._refused = (request.id, refusal)
-        if refusal is not None or request.has_start:
+        if refusal is not None or request.stop or request.has_start:
             self._served.append(request.id)
-
-    def _give_up_without_start(self) -> None:
-        """Cancel a capture that gets no start: its coordinator is gone."""
-        capture = self.captures.current
-        if capture is not None and capture.state is CaptureState.ACKNOWLEDGED and self._has_expired(capture.request):
-            capture.stop("nobody has said when to start")
 
     def _has_expired(self, request: Request) -> bool:
         return request.expires is not None and self.clock.wall_ns() > request.expires * 1e9
 
     def _serve_signal(self) -> None:
-        is_running = self.captures.in_force is not None
-        if self.signal_all_ranks and self.folder is not None:
-            request = Request(id=new_id(), stop=is_running, together=not is_running)
-            coordinator = CaptureCoordinator(self.folder, request, clock=self.clock)
+        is_running = self.in_force is not None
+        if self.signal_all_ranks and self._folder is not None:
+            request = Request(stop=is_running, together=not is_running)
+            coordinator = CaptureCoordinator(self._folder, request, clock=self.clock)
             coordinator.begin()
             self._coordinator = coordinator
         elif is_running:
-            self.captures.stop()
+            self.stop()
         else:
-            self.captures.accept(Request(id=new_id()))
+            self.accept(Request())
 
     def _coordinate(self) -> None:
         """Find the common start of all ranks, where this rank got the signal."""
@@ -182,53 +227,32 @@ class CaptureListener:
 
     def _finish_files(self) -> None:
         """Wait up to a second for the files of the capture that the end of the run has cut."""
-        capture = self.captures.current
         for _ in range(_CLOSING_POLLS):
             self.find_files(True)
-            if capture is None or capture.state is not CaptureState.SAVING:
+            if self.current is None or self.current.state is not CaptureState.SAVING:
                 return
             self._wake.clear()
             self._wake.wait(_SAVING_POLL_S)
-        if capture is not None:
-            capture.complete_files()  # under the names that they have now
+        if self.current is not None:
+            self.current.complete_files()  # under the names that they have now
 
-    def _write_status(self, *, is_closing: bool) -> None:
+    def _write_status(self, folder: ControlFolder, *, is_closing: bool) -> None:
         """Write the status if it has changed, each second during a capture, and if somebody has removed it."""
-        if self.folder is None:
+        now_ns = self.clock.monotonic_ns()
+        capture = None if self.current is None else self.current.status
+        status = dataclasses.replace(self._status, listening=not is_closing, capture=capture, refused=self._refused)
+        is_beating = capture is not None and capture.state.in_force
+        is_due = status != self._status or (is_beating and now_ns - self._written_ns >= _HEARTBEAT_NS)
+        if status.updates and not is_due and folder.has_status(status.rank):
             return
-        written, now_ns = self._written, self.clock.monotonic_ns()
-        capture = None if self.captures.current is None else self.captures.current.status()
-        if written is not None:
-            is_same = (written.capture, written.refused, written.listening) == (capture, self._refused, not is_closing)
-            needs_heartbeat = (
-                capture is not None and capture.state.in_force and now_ns - self._written_ns >= _HEARTBEAT_NS
-            )
-            if is_same and not needs_heartbeat and self.folder.has_status(written.rank):
-                return
-        process = self.process
-        status = RankStatus(
-            rank=process.rank,
-            world_size=process.world_size,
-            run_id=process.run_id,
-            host=process.host,
-            pid=process.pid,
-            attempt=process.attempt,
-            machine=machine(),
-            updates=1 if written is None else written.updates + 1,
-            listening=not is_closing,
-            look_seconds=self.interval_s,
-            batch=self._steps[-1][1],
-            step_seconds=self._step_seconds(),
-            capture=capture,
-            refused=self._refused,
-        )
-        self.folder.write_status(status)
-        self._written, self._written_ns = status, now_ns
+        batch, step_seconds = self._steps[-1][1], self._step_seconds()
+        status = dataclasses.replace(status, updates=status.updates + 1, batch=batch, step_seconds=step_seconds)
+        folder.write_status(status)
+        self._status, self._written_ns = status, now_ns
 
     def _step_seconds(self) -> float | None:
         """Return the average or the last duration of a batch, whichever is shorter: a start must not lie in the past."""
-        timestamp = self.captures.timestamp
-        known = [] if timestamp is None else [timestamp.batch_wct.total_seconds()]
+        known = [] if self.timestamp is None else [self.timestamp.batch_wct.total_seconds()]
         (since_ns, first), (now_ns, last) = self._steps[0], self._steps[-1]
         if last > first:
             known.append((now_ns - since_ns) / 1e9 / (last - first))

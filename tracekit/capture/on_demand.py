@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_path, check_seconds, check_whole
-from tracekit.capture.documents import CaptureState, Request, new_id
+from tracekit.capture.documents import CaptureState, Request
 from tracekit.capture.folder import ControlFolder
 from tracekit.capture.listener import CaptureListener
-from tracekit.capture.state_machine import CaptureMachine, RankCapture
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError
 from tracekit.handlers.triggers import SignalTrigger
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.arguments import StrPath
+    from tracekit.capture.state_machine import RankCapture
     from tracekit.events import EventBatch
     from tracekit.handlers.base import Recording, TraceHandler
     from tracekit.recording.schedule import Schedule
@@ -101,16 +101,22 @@ class OnDemand(CaptureSchedule):
         check_seconds("on_demand: max_seconds", max_seconds)
         check_seconds("on_demand: look_interval", look_interval)
         self._folder = None if name is None else FileName(name)
-        self._trigger = None if on_signal is None else SignalTrigger(on_signal)
-        self.hooks = () if self._trigger is None else (self._trigger,)
-        self._signal_all_ranks = signal_all_ranks
+        trigger = None if on_signal is None else SignalTrigger(on_signal)
+        self.hooks = () if trigger is None else (trigger,)
         self.base = base
         self._warmup = warmup
-        self._look_interval = look_interval
         self._trust_other_users = trust_other_users
         self._clock = clock
-        self._captures = CaptureMachine(steps=steps, seconds=max_seconds, clock=clock)
-        self._listener: CaptureListener | None = None
+        self._listener = CaptureListener(
+            steps=steps,
+            max_seconds=max_seconds,
+            find_files=self._find_files,
+            trigger=trigger,
+            signal_all_ranks=signal_all_ranks,
+            interval_s=look_interval,
+            clock=clock,
+        )
+        self._previous = ProfilerAction.SKIP
         self._flush_handlers: Callable[[float], bool] | None = None  # None until a profiler has this schedule
         self._handlers: list[Any] = []  # those that report the files of batches
         self._pid = -1
@@ -124,13 +130,19 @@ class OnDemand(CaptureSchedule):
     def __call__(self, timestamp: Timestamp) -> ProfilerAction:
         """Return the action of the batch that begins at ``timestamp``."""
         action = ProfilerAction.SKIP if self.base is None else self.base(timestamp)
-        return self._captures.action(timestamp, action)
+        self._listener.timestamp = timestamp
+        capture = self._listener.current
+        if capture is not None:
+            wall_ns, monotonic_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
+            action = capture.action(int(timestamp.batch), wall_ns, monotonic_ns, action, self._previous)
+        self._previous = action
+        return action
 
     @property
     def has_open_window(self) -> bool:
         """True while the window of a capture is open."""
-        capture = self._captures.in_force
-        return capture is not None and capture.begin is not None and capture.last is None
+        capture = self._listener.in_force
+        return capture is not None and capture.begin is not None and capture.status.last_batch is None
 
     def attach(
         self, handlers: Sequence[TraceHandler], flush_handlers: Callable[[float], bool], *, warms_up: bool
@@ -140,7 +152,7 @@ class OnDemand(CaptureSchedule):
             raise ConfigError("on_demand: this schedule is in use by another Profiler; make a new one for each")
         self._flush_handlers = flush_handlers
         self._handlers = [handler for handler in handlers if hasattr(handler, "files_of")]
-        self._captures.warmup = int(warms_up) if self._warmup is None else self._warmup
+        self._listener.warmup = int(warms_up) if self._warmup is None else self._warmup
 
     # ---- requests from inside -----------------------------------------------------------------------------------------
 
@@ -168,44 +180,34 @@ class OnDemand(CaptureSchedule):
             check_whole("on_demand: warmup", warmup, 0)
         if self._pid != os.getpid():
             return False
-        return self._captures.accept(Request(id=new_id(), steps=steps, seconds=seconds, warmup=warmup)) is None
+        return self._listener.accept(Request(steps=steps, seconds=seconds, warmup=warmup)) is None
 
     def stop_capture(self) -> None:
         """End the current capture, if there is one, with the current batch. Thread-safe; returns immediately."""
-        self._captures.stop()
+        self._listener.stop()
 
     @property
     def capturing(self) -> bool:
         """True from the request of a capture on this rank until its files are complete."""
-        return self._captures.in_force is not None
+        return self._listener.in_force is not None
 
     @property
     def files(self) -> list[str]:
         """The trace files of the last capture; complete when `capturing` is False again."""
-        return [] if self._captures.current is None else list(self._captures.current.files)
+        return [] if self._listener.current is None else list(self._listener.current.status.files)
 
     # ---- the trace handler: on its thread -----------------------------------------------------------------------------
 
     def open(self, recording: Recording) -> None:
         """Make the control folder, and start to listen."""
         self._pid = os.getpid()
-        self._captures.timestamp = recording.timestamp
+        self._listener.timestamp = recording.timestamp
         folder = None
         if self._folder is not None:
             path = Path(self._folder.format(recording.process, recording.timestamp)).absolute()
             folder = ControlFolder(path, trust_others=self._trust_other_users)
             folder.make()
-        self._listener = CaptureListener(
-            captures=self._captures,
-            process=recording.process,
-            folder=folder,
-            find_files=self._find_files,
-            trigger=self._trigger,
-            signal_all_ranks=self._signal_all_ranks,
-            interval_s=self._look_interval,
-            clock=self._clock,
-        )
-        self._listener.start()
+        self._listener.start(recording.process, folder)
 
     def process_events(self, batch: EventBatch) -> None:
         """Ignore the events, which the other handlers write."""
@@ -216,61 +218,61 @@ class OnDemand(CaptureSchedule):
 
     def batch_start(self, timestamp: Timestamp) -> None:
         """Forget the traces from before a capture when it begins."""
-        capture = self._captures.current
+        capture = self._listener.current
         if capture is not None and capture.begin is not None and capture is not self._begun:
             self._begun = capture
             self._traces.clear()
 
     def window_end(self, timestamp: Timestamp, wall_clock_time_ns: int) -> None:
         """Let the listener look for the files when the window of a capture is complete."""
-        capture = self._captures.current
-        if capture is not None and capture.last is not None and int(timestamp.batch) > capture.last:
+        capture = self._listener.current
+        last = None if capture is None else capture.status.last_batch
+        if last is not None and int(timestamp.batch) > last:
             self._ended = capture
-            if self._listener is not None:
-                self._listener.wake()
+            self._listener.wake()
 
     def flush(self) -> None:
         """Report an unexpected error of the listener."""
-        if self._listener is not None:
-            self._listener.raise_failure()
+        self._listener.raise_failure()
 
     def stopping(self, error: BaseException | None) -> None:
         """End the current capture."""
         self._is_stopping = True
-        capture, timestamp = self._captures.current, self._captures.timestamp
+        capture, timestamp = self._listener.current, self._listener.timestamp
         if capture is not None and timestamp is not None:
             capture.end_run(int(timestamp.batch), "the run ended" + (" with an exception" if error else ""))
 
     def close(self) -> None:
         """Stop to listen. After `stopping`, `ended` does that, when all handlers have closed."""
-        if self._trigger is not None:
-            self._trigger.remove()
+        for trigger in self.hooks:
+            trigger.remove()
         if not self._is_stopping:
             self.ended()
 
     def ended(self, timeout_s: float = math.inf) -> None:
         """Write the last status, now that the files are complete, and end the listener. Wait for two seconds at most."""
-        if self._listener is not None:
-            self._listener.close(timeout_s)
+        self._listener.close(timeout_s)
 
     # ---- files: on the listener's thread ------------------------------------------------------------------------------
 
     def _find_files(self, is_closing: bool) -> None:
         """Update the files of the current capture, and finish it when they are complete and have their final names."""
-        capture, timestamp = self._captures.current, self._captures.timestamp
+        capture, timestamp = self._listener.current, self._listener.timestamp
         if capture is None or capture.state not in (CaptureState.RECORDING, CaptureState.SAVING) or timestamp is None:
             return
-        last = int(timestamp.batch) if capture.last is None else capture.last
+        last = capture.status.last_batch
         # The other handlers may be slower than this one, which knows that the window has ended.
         flush = self._flush_handlers
         is_complete = is_closing or (capture is self._ended and flush is not None and flush(_FLUSH_S))
-        named = [path for handler in self._handlers for path in handler.files_of(capture.begin, last)]
+        batches = capture.begin, int(timestamp.batch) if last is None else last
+        named = [path for handler in self._handlers for path in handler.files_of(*batches)]
         traces = self._traces if capture is self._begun else []
-        capture.files = tuple(dict.fromkeys(_name_now(path) for path in [*named, *traces]))
+        files = tuple(dict.fromkeys(_name_now(path) for path in [*named, *traces]))
+        capture.set_files(files)
         if is_complete:
             live = {_name_now(handler.live_path) for handler in self._handlers if handler.live_path is not None}
             packed = {_absolute(path) for path in named if path.endswith(".gz")}
-            is_packing = any(f"{file}.gz" in packed for file in capture.files if file not in live)
+            is_packing = any(f"{file}.gz" in packed for file in files if file not in live)
             if not is_packing and not (is_closing and live):
                 capture.complete_files()
 

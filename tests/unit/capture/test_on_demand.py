@@ -24,7 +24,7 @@ from tracekit import (
     cyclic_schedule,
     on_demand,
 )
-from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request, new_id
+from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
 from tracekit.capture.folder import ControlFolder
 from tracekit.testing import FakeClock
 
@@ -63,13 +63,12 @@ class Job:
         self.profiler.stop()
 
     def ask(self, **fields: Any) -> str:
-        request = Request(id=new_id(), **fields)
+        request = Request(**fields)
         self.control.write_request(request)
         self.look()
         return request.id
 
     def look(self) -> None:
-        assert self.schedule._listener is not None
         self.schedule._listener.poll()
 
     def step(self, batches: int = 1) -> list[str]:

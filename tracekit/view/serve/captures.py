@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.capture.documents import Request, new_id
-from tracekit.capture.folder import RANKS, ControlFolder, is_gone
+from tracekit.capture.documents import Request
+from tracekit.capture.folder import RANKS, ControlFolder, listens
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
 
@@ -72,9 +72,8 @@ def _listening_run(ranks: Path) -> ListeningRun | None:
     if not statuses:
         return None
     # A rank that starts again replaces its status; those of an earlier run with more ranks stay.
-    listening = [(status, status.listening and not is_gone(status)) for status in statuses]
-    run_id = next((status.run_id for status, listens in listening if listens), statuses[0].run_id)
-    own = tuple((status, listens) for status, listens in listening if status.run_id == run_id)
+    run_id = next((status.run_id for status in statuses if listens(status)), statuses[0].run_id)
+    own = tuple((status, listens(status)) for status in statuses if status.run_id == run_id)
     return ListeningRun(run_id, ranks.parent, own, ranks.stat().st_mtime)
 
 
@@ -112,7 +111,7 @@ class Captures:
             ConfigError: No rank would take the request.
             TracekitError: Nobody listens, or a capture is under way.
         """
-        written = Request(id=new_id(), ranks=ranks, steps=steps, together=True)
+        written = Request(ranks=ranks, steps=steps, together=True)
         request = Request.from_bytes(written.to_bytes())  # refused here as a rank would refuse it
         folder = ControlFolder(control)
         with self._lock:
