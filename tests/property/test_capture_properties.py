@@ -11,8 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.capture.documents import RankStatus, Request
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import ControlFolder, RankStatus, Request
 from tracekit.capture.state_machine import RankCapture
 from tracekit.errors import ConfigError
 from tracekit.recording.schedule import ProfilerAction

@@ -101,7 +101,7 @@ DOORS = {
     "mcp": {"tracekit.view.mcp_server"},
     "mcp_types": {"tracekit.view.mcp_server"},
     "mlflow": {"tracekit.view.experiments"},
-    "msgspec": {"tracekit.capture.documents", "tracekit.explain.results", "tracekit.formats.trace_event"},
+    "msgspec": {"tracekit.capture.control_folder", "tracekit.explain.results", "tracekit.formats.trace_event"},
     "numpy": {"tracekit.explain.arrays"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
     "opentelemetry": {"tracekit.handlers.mirrors.opentelemetry"},

@@ -6,11 +6,11 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.capture.documents import CaptureState, CaptureStatus
+from tracekit.capture.control_folder import CaptureState, CaptureStatus
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
-    from tracekit.capture.documents import Request
+    from tracekit.capture.control_folder import Request
 
 _OPEN: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
@@ -44,11 +44,6 @@ class RankCapture:
         self._began_ns = 0
         self._lock = threading.RLock()
 
-    @property
-    def state(self) -> CaptureState:
-        """The progress of the capture."""
-        return self.status.state
-
     def action(
         self, batch: int, wall_ns: int, monotonic_ns: int, base: ProfilerAction, previous: ProfilerAction
     ) -> ProfilerAction:
@@ -56,7 +51,7 @@ class RankCapture:
 
         ``base`` is the action without a capture, ``previous`` the action of the last call.
         """
-        if self.state is CaptureState.WAITING:
+        if self.status.state is CaptureState.WAITING:
             begin = self._begin(batch, wall_ns, previous)
             if self.begin is None or batch < self.begin:
                 # A window of the base schedule that is open ends with the batch before the capture.
@@ -66,16 +61,14 @@ class RankCapture:
             self._began_ns = monotonic_ns
             start_batch = self._first if self.request.start_batch is None else self.request.start_batch
             self._move(CaptureState.RECORDING, first_batch=self._first, late_batches=max(0, self._first - start_batch))
-        if self.state is not CaptureState.RECORDING:
+        if self.status.state is not CaptureState.RECORDING:
             return base
         last = None if self._steps is None else self._first + self._steps - 1
-        if last is not None and batch > last:
+        is_past = last is not None and batch > last
+        if is_past or (batch > self._first and monotonic_ns - self._began_ns >= self._limit_ns):
             self._move(CaptureState.SAVING, last_batch=batch - 1)
-            return base
-        if batch > self._first and monotonic_ns - self._began_ns >= self._limit_ns:
-            self._move(CaptureState.SAVING, last_batch=batch - 1)
-            # An active batch would belong to the window that ends here.
-            return ProfilerAction.WARMUP if base in _OPEN else base
+            # After a time limit, an active batch would belong to the window that ends here.
+            return ProfilerAction.WARMUP if base in _OPEN and not is_past else base
         return ProfilerAction.ACTIVE_AND_SAVE if batch == last else ProfilerAction.ACTIVE
 
     def _begin(self, batch: int, wall_ns: int, previous: ProfilerAction) -> int | None:
@@ -87,18 +80,14 @@ class RankCapture:
             return start_batch - warmup
         if start_batch is None and start_time is not None and wall_ns < start_time * 1e9:
             return None
-        begin = batch
-        self._first = batch + warmup if start_batch is None else max(batch, start_batch)
+        self.begin, self._first = batch, batch + warmup if start_batch is None else max(batch, start_batch)
         if previous is ProfilerAction.ACTIVE and self._first == batch:
-            begin = self._first = batch + 1  # a window of the base schedule is open, and ends with this batch
-        self.begin = begin
-        return begin
-
-    # ---- on any thread ------------------------------------------------------------------------------------------------
+            self.begin = self._first = batch + 1  # a window of the base schedule is open, and ends with this batch
+        return self.begin
 
     def set_start(self, request: Request) -> None:
         """Take the same request again, now with a start."""
-        if self.state is CaptureState.ACKNOWLEDGED and request.has_start:
+        if self.status.state is CaptureState.ACKNOWLEDGED and request.has_start:
             self.request = request
             self._move(CaptureState.WAITING)
 
@@ -112,19 +101,17 @@ class RankCapture:
         if not self._move(CaptureState.CANCELLED, note=note):
             self._move(CaptureState.SAVING, last_batch=batch, note=note)
 
-    def set_files(self, files: tuple[str, ...]) -> None:
-        """Note the files so far."""
+    def set_files(self, files: tuple[str, ...], *, complete: bool = False) -> None:
+        """Note the files so far; finish the capture if they are complete."""
         with self._lock:
             self.status = dataclasses.replace(self.status, files=files)
-
-    def complete_files(self) -> None:
-        """Finish the capture: its files are complete."""
-        self._move(CaptureState.DONE)
+            if complete:
+                self._move(CaptureState.DONE)
 
     def _move(self, state: CaptureState, **changes: Any) -> bool:
         """Move to a state. Return False if the current one does not lead there."""
         with self._lock:
-            if self.state not in BEFORE[state]:
+            if self.status.state not in BEFORE[state]:
                 return False
             self.status = dataclasses.replace(self.status, state=state, **changes)
             return True

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import parse_ranks, resolve_path
+from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.capture.documents import CaptureState, Request
-from tracekit.capture.folder import ControlFolder, listens
 from tracekit.cli.arguments import add_output
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import (
@@ -169,7 +168,6 @@ def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) ->
             coordinator.stop()
             if not quiet:
                 print("stopping; the files follow", flush=True)
-    coordinator.stop_lost_ranks()
 
 
 def _start_line(coordinator: CaptureCoordinator) -> str:

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit.capture.control_folder import (
+    CaptureState,
+    CaptureStatus,
+    ControlFolder,
+    RankStatus,
+    Request,
+    listens,
+    machine,
+)
 from tracekit.capture.coordinator import CaptureCoordinator, RankView, common_start
-from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
-from tracekit.capture.folder import ControlFolder, listens, machine
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ class Run:
     def say(self, *statuses: RankStatus) -> None:
         for each in statuses:
             self.updates += 1
-            self.folder.write_status(dataclasses.replace(each, updates=self.updates))
+            self.folder.write(dataclasses.replace(each, updates=self.updates))
 
     def look(self, seconds: float = 0.1) -> Request | None:
         self.time.advance(round(seconds * SECOND))

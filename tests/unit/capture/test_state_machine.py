@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tracekit.capture.documents import CaptureState, Request
+from tracekit.capture.control_folder import CaptureState, Request
 from tracekit.capture.state_machine import BEFORE, RankCapture
 from tracekit.recording.schedule import ProfilerAction
 
@@ -31,7 +31,7 @@ class Played:
 
     @property
     def state(self) -> str:
-        return self.window.state
+        return self.window.status.state
 
 
 def states_to(state: CaptureState) -> list[CaptureState]:
@@ -46,10 +46,10 @@ def test_a_capture_moves_as_the_table_says_or_not_at_all(state: CaptureState, af
     capture = Played(together=True).window
     for each in states_to(state)[1:]:
         assert capture._move(each)
-    assert capture.state is state, "every state can be reached"
+    assert capture.status.state is state, "every state can be reached"
     known = state in BEFORE[after]
     assert capture._move(after, note="why") is known
-    assert (capture.state, capture.status.note) == ((after, "why") if known else (state, None))
+    assert (capture.status.state, capture.status.note) == ((after, "why") if known else (state, None))
 
 
 @pytest.mark.parametrize("state", CaptureState)
@@ -97,9 +97,9 @@ def test_a_capture_records(name: str) -> None:
     status = played.window.status
     assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, first, last)
     assert status.late_batches == (3 if name == "late, so at once" else 0)
-    played.window.complete_files()
+    played.window.set_files(("a",), complete=True)
     assert played.state == CaptureState.DONE
-    assert not played.window.state.in_force
+    assert not played.window.status.state.in_force
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_stop_before_the_first_batch_cancels_it(batches: tuple[int, ...]) -> N
     played.window.stop("nobody wants it")
     assert played.run(10, 11) == "--"
     assert (played.state, played.window.status.note) == (CaptureState.CANCELLED, "nobody wants it")
-    assert not played.window.state.in_force
+    assert not played.window.status.state.in_force
 
 
 @pytest.mark.parametrize(

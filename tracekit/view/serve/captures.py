@@ -11,14 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tracekit.capture.control_folder import RANKS, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.capture.documents import Request
-from tracekit.capture.folder import RANKS, ControlFolder, listens
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit.capture.documents import RankStatus
+    from tracekit.capture.control_folder import RankStatus
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"
@@ -170,8 +169,6 @@ class Captures:
                 if not coordinator.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
                     problem = "it was not followed to its end; the ranks have gone on"
                     break
-            else:
-                coordinator.stop_lost_ranks()
         except OSError as error:
             problem = f"the run cannot be looked at any more: {error.strerror or error}"
         except StorageError as error:
