@@ -16,7 +16,7 @@ import pytest
 from tests.browser.opened import perfetto_ui
 from tests.perfetto.browser import run_program
 from tests.served import TOKEN, Served, rank_trace, served
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import ControlFolder
 from tracekit.view.open.ui import PerfettoUI, bundled_ui
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import pytest
 from tests.faults import Child, wait_until
 from tests.faults.object_store import BUCKET, FaultProxy, ObjectStore, free_port
 from tests.faults.processes import ROOT
-from tracekit.outbox.finish import finish_spool
+from tracekit.outbox import upload
+from tracekit.outbox.finish import finish_spool, report_lines
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -205,7 +205,7 @@ def test_r1_a_storage_that_is_down_at_the_start_is_reported_soon_and_training_ru
     tmp_path: Path, store: ObjectStore, engine: Engine
 ) -> None:
     program = """
-    handler, profiler = recorder({"warm_up_s": 1.0, "first_s": 0.5}, shutdown_timeout=2.0)
+    handler, profiler = recorder({"WARM_UP_S": 1.0, "FIRST_PAUSE_S": 0.5}, shutdown_timeout=2.0)
     profiler.start()
     work(profiler, 1000)
     profiler.stop()
@@ -230,7 +230,7 @@ def test_r2_a_storage_that_dies_and_comes_back_gets_everything(
     tmp_path: Path, store: ObjectStore, engine: Engine
 ) -> None:
     program = """
-    handler, profiler = recorder({"answer_s": 1.0})
+    handler, profiler = recorder({"ANSWER_S": 1.0})
     with profiler:
         bursts(profiler, 1)
         say("begun")
@@ -261,7 +261,7 @@ def test_r3_nobody_waits_for_a_storage_that_takes_everything_and_says_nothing(
     tmp_path: Path, store: ObjectStore
 ) -> None:
     program = """
-    handler, profiler = recorder({"answer_s": 0.5}, {"rotate_seconds": 0.05}, shutdown_timeout=2.0)
+    handler, profiler = recorder({"ANSWER_S": 0.5}, {"rotate_seconds": 0.05}, shutdown_timeout=2.0)
     profiler.start()
     wait_for_fault()
     bursts(profiler, 10, pause_s=0.06)
@@ -295,7 +295,7 @@ def test_r4_a_bad_network_delays_and_loses_nothing(
     tmp_path: Path, store: ObjectStore, settings: dict[str, Any]
 ) -> None:
     program = """
-    handler, profiler = recorder({"answer_s": 2.0})
+    handler, profiler = recorder({"ANSWER_S": 2.0})
     with profiler:
         wait_for_fault()
         work(profiler, 1000)
@@ -330,7 +330,7 @@ def test_r4_a_connection_that_is_cut_leaves_nothing_half(tmp_path: Path, store: 
 
 def test_r4_a_refusal_is_reported_once_and_not_tried_for_ever(tmp_path: Path, store: ObjectStore) -> None:
     program = """
-    handler, profiler = recorder({"first_s": 0.01}, {"rotate_seconds": 0.05})
+    handler, profiler = recorder({"FIRST_PAUSE_S": 0.01}, {"rotate_seconds": 0.05})
     with profiler:
         wait_for_fault()
         bursts(profiler, 10, pause_s=0.06)
@@ -357,27 +357,29 @@ def test_r4_an_answer_from_what_is_no_object_store_deletes_nothing(
     path = spool.folder / segment.file
     path.write_text('[\n{"ph":"i"}\n]\n')
     spool.finish(segment, 1, 1, 2)
-    spool.end()
+    spool.note("closed")
     spool.close()
     with FaultProxy(store.port) as proxy:
         proxy.fault, proxy.status = fault, status
         monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://127.0.0.1:{proxy.port}"})
-        report = finish_spool(spool.folder, tries=2, retry=Retry(answer_s=60.0, first_s=0.01, longest_s=0.02))
-    assert not report.complete
-    assert [file for file, _ in report.left] == [str(path)]
+        monkeypatch.setattr(upload, "ANSWER_S", 60.0)
+        monkeypatch.setattr(upload, "MAX_PAUSE_S", 0.02)
+        report = finish_spool(spool.folder, tries=2)
+    assert not report["complete"]
+    assert [one["file"] for one in report["left"]] == [str(path)]
     assert path.exists()
     if fault == "portal":
-        assert "is this an object store, or a proxy or login page in front of it?" in report.left[0][1]
-    assert all(line.isprintable() and len(line) < 1000 for line in report.lines()), report.lines()
+        assert "is this an object store, or a proxy or login page in front of it?" in report["left"][0]["reason"]
+    assert all(line.isprintable() and len(line) < 1000 for line in report_lines(report)), report
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": f"http://127.0.0.1:{store.port}"})
-    assert finish_spool(spool.folder).complete
+    assert finish_spool(spool.folder)["complete"]
     assert list(store.segments().values()) == [[{"ph": "i"}]]
     assert not path.exists()
 
 
 def test_r4_a_full_spool_drops_the_newest_segments_and_counts(tmp_path: Path, store: ObjectStore) -> None:
     program = """
-    handler, profiler = recorder({"warm_up_s": 0.5}, {"spool_bytes": 60_000, "rotate_seconds": 0.01}, shutdown_timeout=1.0)
+    handler, profiler = recorder({"WARM_UP_S": 0.5}, {"spool_bytes": 60_000, "rotate_seconds": 0.01}, shutdown_timeout=1.0)
     with profiler:
         bursts(profiler, 20, pause_s=0.02)
     dropped = profiler.stats.dropped
@@ -432,7 +434,7 @@ def test_r5_what_was_uploaded_survives_the_node(tmp_path: Path, store: ObjectSto
 
 def test_r6_upload_finishes_what_a_killed_process_left(tmp_path: Path, store: ObjectStore, engine: Engine) -> None:
     program = """
-    handler, profiler = recorder({"warm_up_s": 0.3}, {"rotate_bytes": 5_000, "rotate_seconds": 60})
+    handler, profiler = recorder({"WARM_UP_S": 0.3}, {"rotate_bytes": 5_000, "rotate_seconds": 60})
     profiler.start()
     bursts(profiler, 5)
     say("flushed")
@@ -473,7 +475,7 @@ def test_r6_upload_finishes_what_a_killed_process_left(tmp_path: Path, store: Ob
 
 def test_r7_a_process_that_ends_with_much_to_upload_does_it_or_says_how(tmp_path: Path, store: ObjectStore) -> None:
     program = """
-    handler, profiler = recorder({"warm_up_s": 60.0}, {"rotate_bytes": 500, "rotate_seconds": 60}, shutdown_timeout=3.0)
+    handler, profiler = recorder({"WARM_UP_S": 60.0}, {"rotate_bytes": 500, "rotate_seconds": 60}, shutdown_timeout=3.0)
     profiler.start()
     bursts(profiler, 20, 50)
     say("recorded")

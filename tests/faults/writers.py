@@ -33,8 +33,8 @@ def make_remote_writer(name: str, url: str, **options: Any) -> TraceHandler:
 
 def impatient(**times: float) -> None:
     """Shorten the pauses of uploads; wait for an answer as long as a busy machine may need, or as is said."""
-    from tracekit.outbox import remote
-    from tracekit.outbox.upload import Retry
+    from tracekit.outbox import upload
 
-    defaults = {"warm_up_s": 60.0, "answer_s": 60.0, "first_s": 0.02, "longest_s": 0.2, "index_s": 0.2}
-    remote.DEFAULT_RETRY = Retry(**{**defaults, **times})  # type: ignore[misc]
+    defaults = {"WARM_UP_S": 60.0, "ANSWER_S": 60.0, "FIRST_PAUSE_S": 0.02, "MAX_PAUSE_S": 0.2, "INDEX_S": 0.2}
+    for name, seconds in {**defaults, **times}.items():
+        setattr(upload, name, seconds)

@@ -358,13 +358,12 @@ train(work=work, sources=[TorchProfiler("run/torch-rank{rank}-{batch}.json.gz"),
 def test_every_wrong_argument_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
-    from tracekit.capture.documents import RankStatus, Request
-    from tracekit.capture.folder import ControlFolder
+    from tracekit.capture.control_folder import ControlFolder, RankStatus, Request
 
     control = ControlFolder(tmp_path / "run" / "control")
     control.make()
-    control.write_status(RankStatus(rank=0, world_size=1, run_id="r", host="h", pid=os.getpid()))
-    control.write_request(Request(id="before"))
+    control.write(RankStatus(rank=0, world_size=1, run_id="r", host="h", pid=os.getpid()))
+    control.write(Request(id="before"))
     (tmp_path / "empty").mkdir()
     filled = [argument.format(run=tmp_path / "run", empty=tmp_path / "empty") for argument in arguments]
     assert main(["capture", *filled]) == code

@@ -9,9 +9,8 @@ import pytest
 
 from tracekit import StorageError
 from tracekit.cli import main
-from tracekit.outbox import finish
+from tracekit.outbox import upload
 from tracekit.outbox.spool import Spool
-from tracekit.outbox.upload import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import fsspec
 
-    monkeypatch.setattr(finish, "Retry", lambda: Retry(answer_s=5, first_s=0.01, longest_s=0.02))
+    for name, seconds in {"ANSWER_S": 5.0, "FIRST_PAUSE_S": 0.01, "MAX_PAUSE_S": 0.02}.items():
+        monkeypatch.setattr(upload, name, seconds)
     memory = fsspec.filesystem("memory")
     memory.store.clear()  # it is one for all tests
     yield memory

@@ -20,8 +20,7 @@ import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore
 from tests.served import TOKEN, Answer, Served, rank_trace, served
-from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import CaptureState, CaptureStatus, ControlFolder, RankStatus, Request
 from tracekit.errors import TraceFormatError
 from tracekit.view.open.server import STATIC_FOLDER
 from tracekit.view.open.ui import PerfettoUI
@@ -527,7 +526,7 @@ def listening(root: Path, **state: Any) -> ControlFolder:
     folder = ControlFolder(root / "live" / "control")
     folder.make()
     rank = {"rank": 0, "world_size": 1, "run_id": "live", "host": "host-a", "pid": os.getpid(), "batch": 7, **state}
-    folder.write_status(RankStatus(**rank))
+    folder.write(RankStatus(**rank))
     return folder
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracekit.capture.documents import RankStatus, Request
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import ControlFolder, RankStatus, Request
 from tracekit.capture.state_machine import RankCapture
 from tracekit.errors import ConfigError
 from tracekit.recording.schedule import ProfilerAction
@@ -110,7 +109,7 @@ def test_a_window_is_whole_and_of_its_own_whatever_the_base_schedule_does(
             current = []
         previous = action
     windows.append(current)
-    status: Any = window.status()
+    status: Any = window.status
     if status.last_batch is not None:
         batches = list(range(status.first_batch, status.last_batch + 1))
         assert batches in windows, "the batches of the capture are one window, and nothing else is in it"

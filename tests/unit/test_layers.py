@@ -101,7 +101,7 @@ DOORS = {
     "mcp": {"tracekit.view.mcp_server"},
     "mcp_types": {"tracekit.view.mcp_server"},
     "mlflow": {"tracekit.view.experiments"},
-    "msgspec": {"tracekit.capture.documents", "tracekit.explain.results", "tracekit.formats.trace_event"},
+    "msgspec": {"tracekit.capture.control_folder", "tracekit.explain.results", "tracekit.formats.trace_event"},
     "numpy": {"tracekit.explain.arrays"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
     "opentelemetry": {"tracekit.handlers.mirrors.opentelemetry"},
@@ -251,7 +251,7 @@ def test_every_door_is_used() -> None:
 
 NOT_TO_RECORD = [
     *("concurrent.futures", "ctypes", "gzip", "hashlib", "random", "shutil", "statistics", "subprocess", "tempfile"),
-    *("tracekit.auto", "tracekit.capture", "tracekit.handlers.triggers", "tracekit.merge", "tracekit.outbox.remote"),
+    *("tracekit.auto", "tracekit.capture", "tracekit.handlers.triggers", "tracekit.merge", "tracekit.outbox.upload"),
     *("tracekit.outbox.spool", "fsspec", "msgspec", "numpy", "psutil", "torch"),
 ]
 

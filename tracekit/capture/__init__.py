@@ -10,6 +10,5 @@ A common start takes two rounds, because no rank knows the progress of the other
 batch or a time that lies ahead of all ranks. A request by hand needs one round:
 ``echo '{"steps": 5, "start_batch": 1000}' > request.json``.
 
-On each rank, `on_demand` is the schedule, `state_machine` decides the action of each batch, and `listener` is the thread
-that reads requests and writes the status. `coordinator` and `results` serve ``tracekit capture`` and the web page.
+On each rank, `on_demand` serves the requests, and `state_machine` returns the action of each batch.
 """

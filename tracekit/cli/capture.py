@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import parse_ranks, resolve_path
+from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.capture.documents import Request, new_id
-from tracekit.capture.folder import ControlFolder, is_gone
 from tracekit.cli.arguments import add_output
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import (
@@ -118,7 +117,6 @@ def _request(args: argparse.Namespace) -> Request:
     if args.steps is not None and args.steps < 1:
         raise CommandError("--steps must be 1 or more", USAGE)
     written = Request(
-        id=new_id(),
         stop=args.stop,
         ranks=None if args.ranks is None else parse_ranks("--ranks", args.ranks),
         steps=0 if args.until_stop else args.steps,
@@ -159,7 +157,7 @@ def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) ->
                     if not quiet:
                         print(_start_line(coordinator), flush=True)
                 views = coordinator.ranks.values()
-                over = sum(view.is_done or view.lost is not None for view in views)
+                over = sum(view.state == CaptureState.DONE or view.lost is not None for view in views)
                 bar.update(over / max(1, len(views)), progress_words(coordinator))
                 if not coordinator.finished:
                     time.sleep(_LOOK_S + 2 * (time.monotonic() - began))
@@ -170,7 +168,6 @@ def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) ->
             coordinator.stop()
             if not quiet:
                 print("stopping; the files follow", flush=True)
-    coordinator.stop_lost_ranks()
 
 
 def _start_line(coordinator: CaptureCoordinator) -> str:
@@ -194,7 +191,7 @@ def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
         return OK
     results = results_of(coordinator)
     files = list(dict.fromkeys(file for result in results for file in result["files"]))
-    done = sum(view.is_done for view in coordinator.ranks.values())
+    done = sum(view.state == CaptureState.DONE for view in coordinator.ranks.values())
     document: dict[str, Any] = {"id": coordinator.request.id, "ranks": results, "files": files}
     if not (args.json or args.quiet):
         print_answer(result_lines(results), style=GOOD if done == len(results) else WARNING)
@@ -255,7 +252,6 @@ def _print_files(files: list[str], args: argparse.Namespace) -> None:
 def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
     rows = []
     for rank, status in sorted(folder.statuses().items()):
-        gone = not status.listening or is_gone(status)
         capture = status.capture
         rows.append(
             {
@@ -265,7 +261,7 @@ def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
                 "host": status.host,
                 "pid": status.pid,
                 "attempt": status.attempt,
-                "listening": not gone,
+                "listening": listens(status),
                 "batch": status.batch,
                 "state": None if capture is None else capture.state,
                 "first_batch": None if capture is None else capture.first_batch,

@@ -9,7 +9,7 @@ from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
 from tracekit.cli.terminal import FAILED, GOOD, OK, PROBLEMS, USAGE, WARNING, complain, print_answer, print_json
 from tracekit.errors import CommandError, StorageError
-from tracekit.outbox.finish import Finished, finish_spool
+from tracekit.outbox.finish import finish_spool, report_lines
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run ``tracekit upload``; return its exit code."""
-    done: list[Finished] = []
+    done: list[dict[str, Any]] = []
     busy: list[str] = []
     failed: list[tuple[str, str]] = []
     for folder in _spools([Path(name) for name in args.spools]):
@@ -53,18 +53,18 @@ def run(args: argparse.Namespace) -> int:
             complain(str(error), "upload")
             continue
         done.append(report)
-        if not args.json and not (args.quiet and report.complete):
-            print_answer(report.lines(), style=GOOD if report.complete else WARNING)
+        if not args.json and not (args.quiet and report["complete"]):
+            print_answer(report_lines(report), style=GOOD if report["complete"] else WARNING)
     if args.json:
         document: dict[str, Any] = {
-            "spools": [report.to_json() for report in done],
+            "spools": done,
             "busy": busy,
             "failed": [{"spool": spool, "reason": reason} for spool, reason in failed],
         }
         print_json(document)
     elif not (done or busy or failed) and not args.quiet:
         print_answer(["nothing is left to upload"], style=GOOD)
-    if failed or not all(report.complete for report in done):
+    if failed or not all(report["complete"] for report in done):
         return FAILED
     return PROBLEMS if busy else OK
 

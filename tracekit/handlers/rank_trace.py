@@ -33,7 +33,7 @@ from tracekit.handlers.live_file import LiveFile, NameTakenError, check_mode, ma
 from tracekit.handlers.rotation import Retention, Rotation
 from tracekit.naming import FileName, shown
 from tracekit.notices import Notices
-from tracekit.outbox.outbox import GONE, LocalOutbox, Outbox
+from tracekit.outbox.outbox import GONE, Outbox
 from tracekit.storage import PRIVATE_MODE, basename, is_remote
 from tracekit.version import __version__
 
@@ -131,7 +131,7 @@ class RankTrace:
         self._rotation = rotation
         self._spool = None if spool is None else Path(check_path("spool", spool))
         self._spool_bytes = spool_bytes
-        self._outbox: Outbox = LocalOutbox(Path(), packs=False)  # until `open`
+        self._outbox = Outbox(Path(), packs=False)  # until `open`
         self._notices = Notices()
         self._deadline_ns: int | None = None
         self._number = 0  # of the next file
@@ -166,14 +166,14 @@ class RankTrace:
         self._name.check(process)
         path = self._name.format(process, recording.timestamp)
         if self._is_remote:
-            from tracekit.outbox.remote import UploadingOutbox  # here: local files need none
+            from tracekit.outbox.upload import UploadingOutbox  # here: local files need none
 
             index = FileName(index_name(self._name.template)).format(process, recording.timestamp)
             header = {name: getattr(process, name) for name in ("run_id", "rank", "attempt", "pid")}
             self._outbox = UploadingOutbox(self._spool, {**header, "index": index}, self._spool_bytes)
         else:
             make_folder(Path(path).parent, path, self._mode)
-            self._outbox = LocalOutbox(Path.cwd(), packs=self._name.template.endswith(".gz"))
+            self._outbox = Outbox(Path.cwd(), packs=self._name.template.endswith(".gz"))
         self._outbox.start()
 
     def ending(self, timeout_s: float) -> None:

@@ -8,7 +8,8 @@ readable when the process dies; a torn last line is skipped.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import errno
+import fcntl
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ import stat
 import tempfile
 import threading
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 SPOOL_VARIABLE: Final = "TRACEKIT_SPOOL"
 JOURNAL: Final = "spool.jsonl"
 _VERSION: Final = 1
+# The state of a file after each change in the journal.
+_STATES: Final = {"begin": "open", "finish": "waiting", "deliver": "delivered", "drop": "dropped"}
 
 logger = logging.getLogger("tracekit")
 
@@ -55,12 +59,11 @@ def default_spools() -> list[Path]:
 
     Folders in the folder for temporary files count only if they belong to this user alone: a spool names files to upload.
     """
-    root = default_root()
-    if os.environ.get(SPOOL_VARIABLE):
-        found = list(root.glob("*"))
-    else:
-        found = [path for path in root.parent.glob(f"{root.name}-*") if _problem(path, private=True) is None]
-        found += root.glob("*") if _problem(root, private=True) is None else ()
+    root, is_given = default_root(), bool(os.environ.get(SPOOL_VARIABLE))
+    moved = [] if is_given else root.parent.glob(f"{root.name}-*")
+    found = [path for path in moved if _problem(path, private=True) is None]
+    if is_given or _problem(root, private=True) is None:
+        found += root.glob("*")
     return sorted(path for path in found if (path / JOURNAL).is_file())
 
 
@@ -69,20 +72,15 @@ class Spool:
 
     Threads: `begin`, `finish` and `drop` belong to the thread that writes the files, `delivered` to the one that uploads them.
 
-    Attributes:
-        folder: The folder of the spool.
-        header: Identity of the recording: a unique id, run_id, rank, attempt, pid, and the URL of the index.
-        segments: All files, by number.
-        closed: True if the recording has ended normally.
-        index_done: True if the uploaded index is complete; only set by `load`.
+    ``header`` identifies the recording: a unique id, run_id, rank, attempt, pid, and the URL of the index.
     """
 
     def __init__(self, folder: Path, header: dict[str, Any], descriptor: int) -> None:
         self.folder = folder
         self.header = header
-        self.segments: dict[int, Segment] = {}
-        self.closed = False
-        self.index_done = False
+        self.segments: dict[int, Segment] = {}  # all files, by number
+        self.closed = False  # True if the recording has ended normally
+        self.index_done = False  # True if the uploaded index is complete; only set by `load`
         self._descriptor = descriptor
         self._lock = threading.Lock()
 
@@ -101,7 +99,11 @@ class Spool:
         root = default_root() if root is None else root
         try:
             try:
-                _make_private(root, private=may_move)
+                make_folders(root.parent)
+                with contextlib.suppress(FileExistsError):
+                    root.mkdir(mode=0o700)
+                if problem := _problem(root, private=may_move):
+                    raise PermissionError(errno.EACCES, problem)
                 folder = Path(tempfile.mkdtemp(prefix=f"{stem}-", dir=root))  # mode 0700, unique name
             except OSError as error:
                 if not may_move:
@@ -120,7 +122,6 @@ class Spool:
                 f"name another folder with spool= or {SPOOL_VARIABLE}"
             ) from error
         spool = cls(folder, {"id": uuid.uuid4().hex, "tracekit_version": __version__, **header}, descriptor)
-        _lock(descriptor, folder)
         spool._append({"tracekit_spool": _VERSION, **spool.header})
         return spool
 
@@ -131,38 +132,20 @@ class Spool:
             descriptor = _open_journal(folder)
         except OSError as error:
             raise StorageError(f"{folder}: no spool of tracekit ({JOURNAL}: {error.strerror or error})") from error
-        try:
-            _lock(descriptor, folder)
-            lines = [line for line in map(_decoded, _content(descriptor).split(b"\n")) if line]
-            if not lines or lines[0].get("tracekit_spool") != _VERSION:
-                raise StorageError(f"{folder}: {JOURNAL} is not one that this tracekit {__version__} can read")
-            spool = cls(folder, {key: value for key, value in lines[0].items() if key != "tracekit_spool"}, descriptor)
-            for line in lines[1:]:
-                spool._replay(line)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        # Do not open the file again: closing any descriptor of a file releases the locks of the process on it.
+        header, *lines = map(_decoded, os.pread(descriptor, os.fstat(descriptor).st_size, 0).split(b"\n"))
+        spool = cls(folder, header, descriptor)
+        if header.pop("tracekit_spool", None) != _VERSION:
+            spool.close()
+            raise StorageError(f"{folder}: {JOURNAL} is not one that this tracekit {__version__} can read")
+        for line in filter(None, lines):
+            spool._replay(line)
         return spool
 
     @property
     def waiting(self) -> list[Segment]:
         """Files to upload, oldest first. Includes files that are not finished: a process that died leaves them open."""
         return [segment for segment in list(self.segments.values()) if segment.state in ("open", "waiting")]
-
-    @property
-    def finished(self) -> list[Segment]:
-        """The finished files among those to upload, oldest first."""
-        return [segment for segment in self.waiting if segment.state == "waiting"]
-
-    @property
-    def bytes_waiting(self) -> int:
-        """Size of the finished files that are not uploaded yet."""
-        return sum(segment.size_bytes for segment in self.finished)
-
-    @property
-    def done(self) -> bool:
-        """True if all files are uploaded; does not consider the index."""
-        return not self.waiting
 
     def path(self, segment: Segment) -> Path:
         """Return the path of a segment's file: the packed file if it exists, else the plain one."""
@@ -188,7 +171,7 @@ class Spool:
         with contextlib.suppress(OSError):
             segment.size_bytes = self.path(segment).stat().st_size
         self._append({"finish": segment.number, "events": events, "start_ns": start_ns, "end_ns": end_ns})
-        if self.bytes_waiting + segment.size_bytes > max_bytes:
+        if sum(one.size_bytes for one in self.waiting) > max_bytes:
             self.drop(segment)
             return False
         segment.state = "waiting"  # from here on the uploader may take it
@@ -215,15 +198,10 @@ class Spool:
         self._append({"deliver": segment.number, "url": url, "bytes": size_bytes, "sha256": sha256})
         self._remove(segment)
 
-    def note_index(self) -> None:
-        """Note that the complete index has been uploaded."""
-        self.index_done = True
-        self._append({"index": True})
-
-    def end(self) -> None:
-        """Note that the recording has ended normally: no more files follow."""
-        self.closed = True
-        self._append({"closed": True})
+    def note(self, fact: str) -> None:
+        """Note that the recording has ended normally ("closed"), or that its complete index is uploaded ("index")."""
+        self.closed |= fact == "closed"
+        self._append({fact: True})
 
     def close(self) -> None:
         """Release the lock, so that another process can take over the spool."""
@@ -232,18 +210,10 @@ class Spool:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def remove(self) -> None:
-        """Remove the folder of a recording that has been delivered. Raises nothing."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self.folder):  # noqa: PTH208 - names
-                os.unlink(self.folder / name)
-            self.folder.rmdir()
-
     def _remove(self, segment: Segment) -> None:
-        plain = self.folder / segment.file
-        for path in (plain, plain.with_name(plain.name + ".gz")):
+        for name in (segment.file, f"{segment.file}.gz"):
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+                (self.folder / name).unlink(missing_ok=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
         # A full disk must not stop the recording. A missing line does no harm: a segment without a note of its delivery is
@@ -254,65 +224,30 @@ class Spool:
 
     def _replay(self, line: dict[str, Any]) -> None:
         """Take in one line of the journal; skip unknown and unsafe lines."""
+        self.closed |= "closed" in line
         self.index_done = "index" in line
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            if "begin" in line:
-                number, file, url = int(line["begin"]), str(line["file"]), str(line["url"])
-                if Path(file).name == file and not file.startswith("."):
-                    self.segments[number] = Segment(number, file, url)
-            elif "finish" in line:
-                segment = self.segments[line["finish"]]
-                segment.state = "waiting"
-                segment.events, segment.start_ns, segment.end_ns = (
-                    int(line["events"]), int(line["start_ns"]), int(line["end_ns"]),
-                )  # fmt: skip
-            elif "drop" in line:
-                self.segments[line["drop"]].state = "dropped"
-            elif "deliver" in line:
-                segment = self.segments[line["deliver"]]
-                segment.url, segment.size_bytes, segment.sha256 = line["url"], int(line["bytes"]), line["sha256"]
-                segment.state = "delivered"
-            elif "closed" in line:
-                self.closed = True
-
-
-def digest(path: Path) -> tuple[int, str]:
-    """Return size and SHA-256 of a file."""
-    with path.open("rb") as file:
-        sha256, size_bytes = hashlib.sha256(), 0
-        while piece := file.read(1 << 20):
-            sha256.update(piece)
-            size_bytes += len(piece)
-    return size_bytes, sha256.hexdigest()
+        for change in _STATES.keys() & line:
+            with contextlib.suppress(KeyError, TypeError):
+                number = line.pop(change)
+                known = {"number": number} if change == "begin" else asdict(self.segments[number])
+                if "bytes" in line:
+                    line["size_bytes"] = line.pop("bytes")
+                segment = Segment(**{**known, **line, "state": _STATES[change]})
+                if Path(segment.file).name == segment.file and not segment.file.startswith("."):
+                    self.segments[number] = segment
 
 
 def _open_journal(folder: Path, flags: int = 0) -> int:
-    flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-    return os.open(folder / JOURNAL, flags, 0o600)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    """Lock the spool against other processes until the descriptor is closed; a forked child does not inherit the lock."""
+    """Open the journal, and lock the spool against other processes; a forked child does not inherit the lock."""
+    descriptor = os.open(folder / JOURNAL, flags | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
-        import fcntl
-
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # pragma: no cover - not on this system; objects are still made exclusively
-        return
     except (BlockingIOError, PermissionError) as error:
+        os.close(descriptor)
         raise BusyError(f"{folder}: another process uses this spool: it still records, or uploads it") from error
-    except OSError:  # a file system without locks
-        return
-
-
-def _make_private(root: Path, *, private: bool) -> None:
-    """Make a folder if it does not exist; raise OSError if another user could control it, see `_problem`."""
-    make_folders(root.parent)
-    with contextlib.suppress(FileExistsError):
-        root.mkdir(mode=0o700)
-    problem = _problem(root, private=private)
-    if problem is not None:
-        raise PermissionError(13, problem)
+    except OSError:  # a file system without locks; objects are still made exclusively
+        pass
+    return descriptor
 
 
 def _problem(folder: Path, *, private: bool) -> str | None:
@@ -333,17 +268,10 @@ def _problem(folder: Path, *, private: bool) -> str | None:
     return None
 
 
-def _content(descriptor: int) -> bytes:
-    # Do not open the file again: closing any descriptor of a file releases the locks of the process on it.
-    content = b""
-    while piece := os.pread(descriptor, 1 << 20, len(content)):
-        content += piece
-    return content
-
-
-def _decoded(line: bytes) -> dict[str, Any] | None:
+def _decoded(line: bytes) -> dict[str, Any]:
+    """Return the object of a line; an empty one for a torn line."""
     try:
         value = json.loads(line)
     except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}

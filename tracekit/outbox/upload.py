@@ -8,125 +8,52 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
+import shlex
+import shutil
 import threading
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
-from tracekit.errors import StorageError
+from tracekit.clock import SYSTEM_CLOCK
+from tracekit.errors import ConfigError, StorageError
 from tracekit.formats.rank_trace import index_document
 from tracekit.naming import following_names
-from tracekit.outbox.outbox import pack
-from tracekit.outbox.spool import digest
-from tracekit.storage import TooSlowError
+from tracekit.notices import Notices
+from tracekit.outbox.outbox import GONE, Outbox, pack
+from tracekit.outbox.spool import Spool
+from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, without_secrets
+from tracekit.wording import counted, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tracekit.formats.rank_trace import Segment
-    from tracekit.outbox.spool import Spool
 
-T = TypeVar("T")
-_MOST_HANGING: Final = 8
-_LONGEST_ANSWER_S: Final = 600.0
-_INDEX_FILE: Final = "index.json"
+logger = logging.getLogger("tracekit")
+FULL: Final = "events of files beyond the size of the spool"
+_FULL_WARNING: Final = (
+    "tracekit: the spool %s holds spool_bytes (%d) of files that could not be uploaded; newer ones are dropped "
+    "(%d events so far) until it is smaller"
+)
+_REFUSED_WARNING: Final = "tracekit: the storage refuses (%s), which is not tried again; recording goes on into %s"
+_FAILED_WARNING: Final = "tracekit: an upload failed (%s); it is tried again, and until then the files are in %s"
+
+WARM_UP_S = 5.0  # maximum time that the start of a recording waits for the first answer of the storage
+# Timeout of a request. It doubles with each timeout: it is short for a dead network, and grows for a slow one.
+ANSWER_S = 30.0
+MAX_ANSWER_S: Final = 600.0
+FIRST_PAUSE_S = 1.0  # the pause after the first failure; doubled with each further failure in a row
+MAX_PAUSE_S = 60.0
+INDEX_S = 30.0  # minimum time between two uploads of the index
+_MAX_HANGING: Final = 8
 _CANCEL_FIRST: Final = 0.9  # the client times out a little before its thread is abandoned
-
-
-class Caller:
-    """Calls functions on threads of their own, and waits for each with a timeout.
-
-    A client of an object store can hang if a server accepts a connection and never answers. Such a call cannot be
-    ended from outside: its thread is abandoned.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._hanging: list[threading.Thread] = []
-        self._current: Future[Any] | None = None
-
-    def call(self, function: Callable[[], T], timeout_s: float) -> T:
-        """Call a function on another thread; return its result or raise its exception. `TooSlowError`: it hangs."""
-        self._hanging = [thread for thread in self._hanging if thread.is_alive()]
-        if len(self._hanging) >= _MOST_HANGING:
-            raise TooSlowError(f"the storage hangs: {_MOST_HANGING} calls have not returned")
-        answer: Future[T] = Future()
-        self._current = answer
-        thread = threading.Thread(target=_call, args=(function, answer), name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending; the client has a timeout as well
-            return function()
-        if not wait([answer], timeout_s).done:
-            self._hanging.append(thread)
-            raise TooSlowError(f"the storage gave no answer within {timeout_s:g} s")
-        return answer.result()
-
-    def close(self) -> None:
-        """End a pending call with `TooSlowError`."""
-        if self._current is not None:
-            with suppress(InvalidStateError):  # it has come before
-                self._current.set_exception(TooSlowError("it was not waited for any longer"))
-
-
-def _call(function: Callable[[], Any], answer: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # `Caller.close` has answered for it
-        try:
-            answer.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
-            answer.set_exception(error)
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The times of an upload, in seconds.
-
-    Attributes:
-        warm_up_s: Maximum time that the start of a recording waits for the first answer of the storage.
-        answer_s: Timeout of the first request. It doubles with each timeout: it is short for a dead network, and grows for a
-            slow one.
-        first_s: The pause after the first failure; doubled with each further failure in a row.
-        longest_s: The longest pause.
-        index_s: Minimum time between two uploads of the index.
-    """
-
-    warm_up_s: float = 5.0
-    answer_s: float = 30.0
-    first_s: float = 1.0
-    longest_s: float = 60.0
-    index_s: float = 30.0
-
-
-@dataclass(slots=True)
-class Pace:
-    """The current timeout and pause of an upload.
-
-    The pause grows with each failure in a row; a success resets it. The timeout grows with each request that takes too long.
-    """
-
-    retry: Retry
-    failures: int = 0
-    answer_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.answer_s = self.retry.answer_s
-
-    def succeeded(self) -> None:
-        """Note a request that succeeded."""
-        self.failures = 0
-
-    def failed(self, *, too_slow: bool) -> float:
-        """Note a request that failed; return the pause in seconds, random so that ranks do not retry simultaneously."""
-        self.failures += 1
-        if too_slow:
-            self.answer_s = min(self.answer_s * 2, max(_LONGEST_ANSWER_S, self.retry.answer_s))
-        longest_s = min(self.retry.longest_s, self.retry.first_s * 2.0 ** min(self.failures - 1, 60))
-        return longest_s * random.uniform(0.5, 1.0)
 
 
 class GoneError(StorageError):
@@ -134,14 +61,25 @@ class GoneError(StorageError):
 
 
 class Uploader:
-    """Uploads the files of a spool; every request has a timeout. Used by one thread."""
+    """Uploads the files of a spool, and the index, one at a time. Used by one thread, except for `close`.
 
-    def __init__(self, spool: Spool) -> None:
+    A client of an object store can hang if a server accepts a connection and never answers. Such a call cannot be
+    ended from outside. So each request runs on another thread, which is abandoned after a timeout. Packing stops
+    when ``stopped`` returns True.
+    """
+
+    def __init__(self, spool: Spool, stopped: Callable[[], bool] = lambda: False) -> None:
+        self.refusal: RefusedError | None = None  # after it, no further request is made
+        self.pause_s = 0.0  # time to wait after a failure; random, so that ranks do not retry simultaneously
+        self._max_pause_s = FIRST_PAUSE_S
         self._spool = spool
-        self._caller = Caller("tracekit-upload")
-        self._index_url: str | None = None  # URL of the index of this recording
-        self._index_taken = 0  # number of index names that other recordings have taken
-        self._index_done: dict[str, Any] | None = None
+        self._stopped = stopped
+        self._answer_s = self._timeout_s = ANSWER_S  # of requests in general, and of the current one
+        self._hanging: list[threading.Thread] = []
+        self._pending: Future[Any] = Future()
+        self._index_urls = following_names(spool.header["index"])
+        self._index_url = next(self._index_urls)
+        self._index_done: dict[str, Any] | None = None  # the last uploaded one
 
     @property
     def index_due(self) -> bool:
@@ -149,87 +87,233 @@ class Uploader:
         return self._index_done != self._index()
 
     def close(self) -> None:
-        """End a pending request."""
-        self._caller.close()
+        """End a pending request with `TooSlowError`."""
+        with suppress(InvalidStateError):  # the answer has come before
+            self._pending.set_exception(TooSlowError("it was not waited for any longer"))
 
-    def deliver(self, segment: Segment, timeout_s: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Upload one segment, packed if its name ends with ``.gz``.
+    def upload(self, segment: Segment | None, *, is_first: bool = False) -> StorageError | None:
+        """Upload a segment, packed if its name ends with ``.gz``, or the index for None. Return the error if that fails.
 
-        Raises:
-            StoppedError: ``stopped`` returned True while packing.
-            GoneError: The file does not exist.
-            RefusedError: The storage refuses the upload.
-            StorageError: The upload failed; a retry may succeed.
+        If the file of a segment is gone, the segment is dropped (`GoneError`). ``is_first`` tests with the index if the
+        storage can be reached and written to: it waits for a short time only, and fails with `AlreadyThereError` if
+        another recording has the name.
         """
+        if self.refusal is not None:
+            return self.refusal
+        self._timeout_s = WARM_UP_S if is_first else self._answer_s
+        try:
+            if segment is None:
+                self._upload_index(takes_next_name=not is_first)
+            else:
+                self._upload_segment(segment)
+        except Exception as error:  # noqa: BLE001 - a storage client may raise any exception
+            text = one_line(f"{type(error).__name__}: {error}", 300)
+            failure = error if isinstance(error, StorageError) else StorageError(text)
+        else:
+            self._max_pause_s = FIRST_PAUSE_S
+            return None
+        if isinstance(failure, RefusedError):
+            self.refusal = failure
+        if isinstance(failure, TooSlowError):
+            self._answer_s = max(self._answer_s, min(self._answer_s * 2, MAX_ANSWER_S))
+        self.pause_s = self._max_pause_s * random.uniform(0.5, 1.0)
+        self._max_pause_s = min(self._max_pause_s * 2, MAX_PAUSE_S)
+        return failure
+
+    def _upload_segment(self, segment: Segment) -> None:
         path = self._spool.path(segment)
         try:
             if segment.url.endswith(".gz") and path.suffix != ".gz":
-                packed = path.with_name(path.name + ".gz")
-                pack(path, packed, stopped)
-                path = packed
-            size_bytes, sha256 = digest(path)
+                if not pack(path, path.with_name(f"{path.name}.gz"), self._stopped):
+                    return
+                path = self._spool.path(segment)
+            size_bytes, sha256 = _digest(path)
         except FileNotFoundError:
+            self._spool.drop(segment)
             raise GoneError(f"{path}: is gone; somebody has removed it from the spool") from None
         except OSError as error:
             raise StorageError(f"{path}: cannot be read: {error.strerror or error}") from error
         for url in following_names(segment.url):
             try:
-                self._put(path, url, timeout_s)
-            except storage.AlreadyThereError:
-                if not self._is_there(url, size_bytes, sha256, timeout_s):
+                self._call(storage.put, os.fspath(path), url)
+            except AlreadyThereError:
+                there = self._call(storage.read, url)
+                if there is None or hashlib.sha256(there).hexdigest() != sha256:
                     continue
             self._spool.delivered(segment, url, size_bytes, sha256)
             return
 
-    def deliver_index(self, timeout_s: float) -> None:
-        """Upload the index; replace the earlier one of this recording. Raises as `deliver` does."""
-        for number, url in enumerate(following_names(self._spool.header["index"])):
-            if number >= self._index_taken and self._put_index(url, timeout_s):
-                return
-
-    def claim_index(self, timeout_s: float) -> None:
-        """Upload the first index, to test that the storage is reachable and writable; `AlreadyThereError`: it is taken."""
-        url = self._spool.header["index"]
-        if not self._put_index(url, timeout_s):
-            raise storage.AlreadyThereError(f"{storage.without_secrets(url)}: exists already")
-
-    def _put_index(self, url: str, timeout_s: float) -> bool:
-        """Make the index, or replace that of this recording; return False if another recording has that name."""
-        document, local = self._index(), self._spool.folder / _INDEX_FILE
+    def _upload_index(self, *, takes_next_name: bool) -> None:
+        """Make the index, or replace the earlier one of this recording."""
+        document, local = self._index(), self._spool.folder / "index.json"
         try:
             local.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         except OSError as error:
             raise StorageError(f"{local}: cannot be written: {error.strerror or error}") from error
-        try:
-            self._put(local, url, timeout_s, replace=self._index_url == url)
-        except storage.AlreadyThereError:
-            there = self._read(url, timeout_s)
-            if there is None or not self._is_own(there):
-                self._index_taken += 1
-                return False
-            self._put(local, url, timeout_s, replace=True)
-        self._index_url, self._index_done = url, document
-        return True
+        replaces = self._index_done is not None
+        while self._index_done != document:
+            try:
+                self._call(storage.put, os.fspath(local), self._index_url, replace=replaces)
+                self._index_done = document
+            except AlreadyThereError as error:
+                if replaces:
+                    raise StorageError(str(error)) from error
+                replaces = self._spool.header["id"].encode() in (self._call(storage.read, self._index_url) or b"")
+                if not replaces and not takes_next_name:
+                    raise
+                if not replaces:
+                    self._index_url = next(self._index_urls)
 
     def _index(self) -> dict[str, Any]:
         spool = self._spool
-        return index_document(
-            spool.header, list(spool.segments.values()), spool.header["index"], complete=spool.closed and spool.done
+        complete = spool.closed and not spool.waiting
+        return index_document(spool.header, list(spool.segments.values()), spool.header["index"], complete=complete)
+
+    def _call(self, function: Callable[..., Any], *args: str, **options: bool) -> Any:
+        """Call a function of `storage`; return its result or raise its exception. `TooSlowError`: it hangs."""
+        self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+        if len(self._hanging) >= _MAX_HANGING:
+            raise TooSlowError(f"the storage hangs: {_MAX_HANGING} calls have not returned")
+        call = partial(function, *args, **options, timeout_s=self._timeout_s * _CANCEL_FIRST)
+        self._pending = answer = Future[Any]()
+
+        def answer_it() -> None:
+            with suppress(InvalidStateError):  # `close` has answered for it
+                try:
+                    answer.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
+                    answer.set_exception(error)
+
+        thread = threading.Thread(target=answer_it, name="tracekit-upload", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending; the client has a timeout as well
+            return call()
+        if wait([answer], self._timeout_s).done:
+            return answer.result()
+        self._hanging.append(thread)
+        raise TooSlowError(f"the storage gave no answer within {self._timeout_s:g} s")
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    """Return size and SHA-256 of a file."""
+    with path.open("rb") as file:
+        sha256 = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            sha256.update(piece)
+        return file.tell(), sha256.hexdigest()
+
+
+class UploadingOutbox(Outbox):
+    """Keeps files in a spool folder until the storage has them.
+
+    Failed uploads are retried with growing pauses until the recording ends, except after a refusal of the storage
+    (credentials, no such bucket). Remaining files stay in the spool, for ``tracekit upload``. Beyond ``spool_bytes``
+    of waiting files the newest is removed, and its events are counted. For ``root`` and ``header`` see
+    `Spool.create`.
+    """
+
+    def __init__(self, root: Path | None, header: Mapping[str, Any], spool_bytes: int) -> None:
+        storage.check_protocol(header["index"])
+        self._spool = Spool.create(root, header)
+        super().__init__(self._spool.folder, packs=True)
+        self._uploader = Uploader(self._spool, self._stop.is_set)
+        self._spool_bytes = spool_bytes
+        self._notices = Notices()
+        self._failure: StorageError | None = None  # of the last try
+        self._paused_until_ns = 0  # after a failure
+        self._index_after_ns = 0
+
+    def start(self) -> None:
+        """Make a first write to the storage, in a few seconds at most, and start the thread.
+
+        Raises:
+            ConfigError: Another recording has written under this name.
+        """
+        error = self._uploader.upload(None, is_first=True)
+        if isinstance(error, AlreadyThereError):
+            self.close(0)
+            raise ConfigError(
+                f"{without_secrets(self._spool.header['index'])}: exists already, and tracekit never overwrites a trace; "
+                "choose another name (with {run_id} or {attempt} in it), or remove what is there"
+            )
+        self._note(error, None)
+        super().start()
+
+    def place(self, name: str) -> Path:
+        """Return a place in the spool."""
+        return self._folder / self._spool.begin(name).file
+
+    def discard(self, path: Path) -> None:
+        """Forget a place after its file was removed or could not be made."""
+        self._spool.drop(self._spool.segment_of(path))
+
+    def send(self, path: Path, name: str, *, events: int, start_ns: int, end_ns: int) -> Path | None:
+        """Queue the file for upload, or drop it if the spool is full."""
+        del name
+        if self._spool.finish(self._spool.segment_of(path), events, start_ns, end_ns, self._spool_bytes):
+            self._wake.set()
+        else:
+            self.lost[FULL] += events
+            self._notices.warn("full", _FULL_WARNING, self._folder, self._spool_bytes, self.lost[FULL])
+        return None
+
+    def close(self, timeout_s: float) -> None:
+        """Upload the rest within that time; log the remaining files, and the command that uploads them."""
+        self._spool.drop_unmade()  # the recording did not start
+        self._spool.note("closed")
+        self._paused_until_ns = 0  # later pauses count against the timeout
+        super().close(timeout_s)
+        left = self._spool.waiting
+        self._spool.close()
+        self.kept = [self._spool.path(segment) for segment in left]
+        if not left and (not self._uploader.index_due or not self._spool.segments):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
+        logger.warning(
+            "tracekit: %s of %s could not be uploaded (%s) and %s kept in %s; to finish it: tracekit upload %s",
+            counted(len(left), "file") if left else "the index",
+            without_secrets(self._spool.header["index"]),
+            self._failure or f"there was no time for it within {timeout_s:.3g} s",
+            "are" if len(left) > 1 else "is",
+            self._folder,
+            shlex.quote(str(self._folder)),
         )
 
-    def _is_there(self, url: str, size_bytes: int, sha256: str, timeout_s: float) -> bool:
-        there = self._read(url, timeout_s)
-        return there is not None and len(there) == size_bytes and hashlib.sha256(there).hexdigest() == sha256
+    # ---- on the thread of the outbox ----------------------------------------------------------------------------------
 
-    def _is_own(self, there: bytes) -> bool:
-        try:
-            return bool(json.loads(there)["id"] == self._spool.header["id"])
-        except (ValueError, KeyError, TypeError):
-            return False
+    def _step(self) -> float | None:
+        if self._uploader.refusal is not None:
+            return None
+        now_ns = SYSTEM_CLOCK.monotonic_ns()
+        if now_ns < self._paused_until_ns:
+            return (self._paused_until_ns - now_ns) / 1e9
+        segment = next((segment for segment in self._spool.waiting if segment.state == "waiting"), None)
+        if segment is None:
+            if not self._uploader.index_due:
+                return None
+            if now_ns < self._index_after_ns and not self._closing.is_set():
+                return (self._index_after_ns - now_ns) / 1e9
+        self._note(self._uploader.upload(segment), segment)
+        return 0
 
-    def _put(self, path: Path, url: str, timeout_s: float, *, replace: bool = False) -> None:
-        limit_s = timeout_s * _CANCEL_FIRST
-        self._caller.call(lambda: storage.put(os.fspath(path), url, replace=replace, timeout_s=limit_s), timeout_s)
+    def _note(self, error: StorageError | None, segment: Segment | None) -> None:
+        """Note the result of an upload; log a failure."""
+        now_ns = SYSTEM_CLOCK.monotonic_ns()
+        if error is None:
+            self._failure = None
+            if segment is None:
+                self._index_after_ns = now_ns + round(INDEX_S * 1e9)
+        elif isinstance(error, GoneError) and segment is not None:
+            self.lost[GONE] += segment.events
+            self._notices.warn("gone", "tracekit: %s", error)
+        elif isinstance(error, RefusedError):
+            self._failure = error
+            logger.warning(_REFUSED_WARNING, error, self._folder)
+        elif not self._stop.is_set():
+            self._failure = error
+            self._paused_until_ns = now_ns + round(self._uploader.pause_s * 1e9)
+            self._notices.warn("failed", _FAILED_WARNING, error, self._folder)
 
-    def _read(self, url: str, timeout_s: float) -> bytes | None:
-        return self._caller.call(lambda: storage.read(url, timeout_s=timeout_s * _CANCEL_FIRST), timeout_s)
+    def _interrupt(self) -> None:
+        self._uploader.close()

@@ -90,77 +90,54 @@ class Answering:
         self.ranks.add(int(asked_by))
 
 
-class Asking:
-    """The side of every other rank. ``pause`` waits for a number of seconds; True stops the wait for an answer."""
+def measure(
+    store: Any, *, rank: int, timeline_offset_ns: int, monotonic_ns: Callable[[], int], pause: Callable[[float], bool]
+) -> ClockOffset | None:
+    """Compare the clocks once, in some milliseconds; return None if rank 0 does not take part or does not answer.
 
-    def __init__(
-        self,
-        store: Any,
-        *,
-        rank: int,
-        timeline_offset_ns: int,
-        monotonic_ns: Callable[[], int],
-        pause: Callable[[float], bool],
-    ) -> None:
-        store.set_timeout(timedelta(seconds=ANSWER_S))
-        self._store = store
-        self._rank = rank
-        self._timeline_offset_ns = timeline_offset_ns
-        self._monotonic_ns = monotonic_ns
-        self._pause = pause
+    This is the side of every other rank, also over a connection that nothing else uses. ``pause`` waits for a number of
+    seconds; True stops the wait for an answer.
 
-    def measure(self) -> ClockOffset | None:
-        """Compare the clocks once, in some milliseconds; return None if rank 0 does not take part or does not answer.
-
-        Raises:
-            Exception: Any error of the store, if it is gone.
-        """
-        store = self._store
-        if not store.check([PREFIX + "here"]):
-            return None  # a request would stay in the store
-        request = f"{PREFIX}{store.add(PREFIX + 'asked', 1)}/"
-        store.set(request + "request", str(self._rank))
-        if not self._ready(request):
+    Raises:
+        Exception: Any error of the store, if it is gone.
+    """
+    store.set_timeout(timedelta(seconds=ANSWER_S))
+    if not store.check([PREFIX + "here"]):
+        return None  # a request would stay in the store
+    request = f"{PREFIX}{store.add(PREFIX + 'asked', 1)}/"
+    store.set(request + "request", str(rank))
+    until_s = time.monotonic() + PATIENCE_S
+    while not store.check([request + "ready"]):
+        if pause(0.01) or time.monotonic() > until_s:
             store.set(request + "ping0", _NOBODY)  # rank 0 may have read the request meanwhile
             store.set(request + "request", _NOBODY)
             return None
-        reference_rank, reference_boot_id, reference_offset_ns = json.loads(store.get(request + "ready"))
-        store.delete_key(request + "ready")
-        readings = self._exchange(request)
-        round_trip_ns, middle_ns, monotonic_offset_ns = min(readings)
-        return ClockOffset(
-            monotonic_ns=middle_ns,
-            offset_ns=monotonic_offset_ns + reference_offset_ns - self._timeline_offset_ns,
-            monotonic_offset_ns=monotonic_offset_ns,
-            error_ns=round_trip_ns // 2 + 1,
-            round_trips=len(readings),
-            reference_rank=reference_rank,
-            reference_boot_id=reference_boot_id,
-        )
-
-    def _ready(self, request: str) -> bool:
-        until_s = time.monotonic() + PATIENCE_S
-        while not self._store.check([request + "ready"]):
-            if self._pause(0.01) or time.monotonic() > until_s:
-                return False
-        return True
-
-    def _exchange(self, request: str) -> list[tuple[int, int, int]]:
-        """Return of each round trip its length, the own time of its middle, and the offset of rank 0 then, in ns."""
-        store, read = self._store, self._monotonic_ns
-        readings: list[tuple[int, int, int]] = []
-        go_on = True
-        while go_on:
-            ping = len(readings)
-            go_on = ping + 1 < LEAST_PINGS or (ping + 1 < MOST_PINGS and min(readings)[0] > GOOD_NS)
-            sent_ns = read()
-            store.set(f"{request}ping{ping}", "1" if go_on else "0")
-            answer = store.get(f"{request}pong{ping}")
-            woken_ns = read()
-            store.delete_key(f"{request}pong{ping}")
-            middle_ns = (sent_ns + woken_ns) // 2
-            readings.append((woken_ns - sent_ns, middle_ns, int(answer) - middle_ns))
-        return readings
+    reference_rank, reference_boot_id, reference_offset_ns = json.loads(store.get(request + "ready"))
+    store.delete_key(request + "ready")
+    readings: list[
+        tuple[int, int, int]
+    ] = []  # of each round trip: length, own time of its middle, offset of rank 0 then
+    go_on = True
+    while go_on:
+        ping = len(readings)
+        go_on = ping + 1 < LEAST_PINGS or (ping + 1 < MOST_PINGS and min(readings)[0] > GOOD_NS)
+        sent_ns = monotonic_ns()
+        store.set(f"{request}ping{ping}", "1" if go_on else "0")
+        answer = store.get(f"{request}pong{ping}")
+        woken_ns = monotonic_ns()
+        store.delete_key(f"{request}pong{ping}")
+        middle_ns = (sent_ns + woken_ns) // 2
+        readings.append((woken_ns - sent_ns, middle_ns, int(answer) - middle_ns))
+    round_trip_ns, middle_ns, monotonic_offset_ns = min(readings)
+    return ClockOffset(
+        monotonic_ns=middle_ns,
+        offset_ns=monotonic_offset_ns + reference_offset_ns - timeline_offset_ns,
+        monotonic_offset_ns=monotonic_offset_ns,
+        error_ns=round_trip_ns // 2 + 1,
+        round_trips=len(readings),
+        reference_rank=reference_rank,
+        reference_boot_id=reference_boot_id,
+    )
 
 
 class Drift:

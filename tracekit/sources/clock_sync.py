@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_seconds
@@ -12,7 +13,7 @@ from tracekit.clock import ClockOffset
 from tracekit.distributed import torch_process_group
 from tracekit.notices import WarnOnce
 from tracekit.recording.source import Source
-from tracekit.sources.clock_exchange import Answering, Asking, Drift, default_store, own_connection, reachable
+from tracekit.sources.clock_exchange import Answering, Drift, default_store, measure, own_connection, reachable
 
 if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
@@ -151,7 +152,8 @@ class ClockSync(Source):
         """Ask rank 0 at intervals; runs on the other ranks."""
         timeline, rank = recorder.timeline, torch.get_rank()
         store = own_connection(default_store(torch))
-        asking = Asking(
+        exchange = partial(
+            measure,
             store,
             rank=rank,
             timeline_offset_ns=timeline.offset_ns,
@@ -166,7 +168,7 @@ class ClockSync(Source):
         while not self._closing.wait(pause_s) and torch_process_group() is not None:
             offset, reason = None, "it has no ClockSync, or is not so far yet"
             try:
-                offset = asking.measure()
+                offset = exchange()
             except Exception as error:  # noqa: BLE001 - rank 0 is gone, or only slow
                 if self._closing.is_set() or torch_process_group() is None:
                     return

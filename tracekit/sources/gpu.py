@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, MissingExtraError
-from tracekit.sources.sampling import SampledCounter, SamplingSource
+from tracekit.sources.sampling import SampledCounter, SamplingSource, pick
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +28,7 @@ _NOT_OFFERED: Final = (
 )
 _GONE: Final = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_UNINITIALIZED")
 _ALL_LINKS: Final = 0xFFFFFFFF  # scope of a field: the sum over a device's NVLinks
+_TRAFFIC: Final = ("received_bytes_per_s", "sent_bytes_per_s")
 _INDEX: Final = re.compile(r"\s*\+?(\d+)")
 
 
@@ -182,47 +183,43 @@ class GPUProfiler(SamplingSource):
 def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
     """Return the counters of a GPU, without reading them."""
 
-    def utilization() -> Mapping[tuple[str, str], float]:
-        rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-        return {("", "percent"): rates.gpu, ("", "memory_percent"): rates.memory}
+    def utilization() -> Mapping[str, float]:
+        return pick(nvml.nvmlDeviceGetUtilizationRates(handle), gpu="percent", memory="memory_percent")
 
-    def memory(version: int | None = None) -> Mapping[tuple[str, str], float]:
-        info = nvml.nvmlDeviceGetMemoryInfo(handle, *([] if version is None else [version]))
-        return {("", "used_bytes"): info.used, ("", "free_bytes"): info.free}
+    def memory(*version: int) -> Mapping[str, float]:
+        return pick(nvml.nvmlDeviceGetMemoryInfo(handle, *version), used="used_bytes", free="free_bytes")
 
-    def clocks() -> Mapping[tuple[str, str], float]:
-        return {
-            ("", "sm_mhz"): nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            ("", "memory_mhz"): nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-        }
+    def clocks() -> Mapping[str, float]:
+        kinds = {"sm_mhz": nvml.NVML_CLOCK_SM, "memory_mhz": nvml.NVML_CLOCK_MEM}
+        return {series: nvml.nvmlDeviceGetClockInfo(handle, kind) for series, kind in kinds.items()}
 
-    def temperature() -> Mapping[tuple[str, str], float]:
-        return {("", "celsius"): nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)}
+    def temperature() -> Mapping[str, float]:
+        return {"celsius": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)}
 
-    def temperature_v() -> Mapping[tuple[str, str], float]:
-        return {("", "celsius"): nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)}
+    def temperature_v() -> Mapping[str, float]:
+        return {"celsius": nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)}
 
-    def pcie_now() -> Mapping[tuple[str, str], float]:
-        return {
-            ("", "received_bytes_per_s"): nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES) * 1000,
-            ("", "sent_bytes_per_s"): nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES) * 1000,
-        }
+    def pcie_now() -> Mapping[str, float]:
+        kinds = (nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        return dict(
+            zip(_TRAFFIC, (nvml.nvmlDeviceGetPcieThroughput(handle, kind) * 1000 for kind in kinds), strict=True)
+        )
 
-    def pcie() -> Mapping[tuple[str, str], float]:
-        return _traffic(nvml, handle, (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES), 1)
+    def pcie() -> Mapping[str, float]:
+        return _traffic(nvml, handle, [nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES], 1)
 
-    def nvlink() -> Mapping[tuple[str, str], float]:
+    def nvlink() -> Mapping[str, float]:
         received, sent = nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
-        return _traffic(nvml, handle, ((received, _ALL_LINKS), (sent, _ALL_LINKS)), 1024)
+        return _traffic(nvml, handle, [(received, _ALL_LINKS), (sent, _ALL_LINKS)], 1024)
 
-    def counter(name: str, read: Callable[[], Mapping[tuple[str, str], float]], **options: Any) -> SampledCounter:
+    def counter(name: str, read: Callable[[], Mapping[str, float]], **options: Any) -> SampledCounter:
         return SampledCounter(f"{gpu} {name}", read, device=gpu, **options)
 
     return [
         counter("utilization", utilization),
         # The second version counts the memory of processes; the first adds memory that the driver reserves.
         counter("memory", lambda: memory(nvml.nvmlMemory_v2), instead=counter("memory", memory)),
-        counter("power", lambda: {("", "watts"): nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
+        counter("power", lambda: {"watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1000}),
         counter("clocks", clocks),
         counter("temperature", temperature, instead=counter("temperature", temperature_v)),  # NVML will drop the first
         counter("pcie", pcie, rate=True, instead=counter("pcie", pcie_now)),
@@ -230,14 +227,13 @@ def _counters(nvml: Any, handle: Any, gpu: str) -> list[SampledCounter]:
     ]
 
 
-def _traffic(nvml: Any, handle: Any, fields: Sequence[Any], unit_bytes: int) -> dict[tuple[str, str], float]:
+def _traffic(nvml: Any, handle: Any, fields: list[Any], unit_bytes: int) -> dict[str, float]:
     """Return two counting fields of a GPU, received and sent, in bytes."""
-    values = nvml.nvmlDeviceGetFieldValues(handle, list(fields))
+    values = nvml.nvmlDeviceGetFieldValues(handle, fields)
     for value in values:
         if value.nvmlReturn:
             raise nvml.NVMLError(value.nvmlReturn)
-    received, sent = (value.value.ullVal * unit_bytes for value in values)
-    return {("", "received_bytes_per_s"): received, ("", "sent_bytes_per_s"): sent}
+    return dict(zip(_TRAFFIC, (value.value.ullVal * unit_bytes for value in values), strict=True))
 
 
 def visible_devices(value: str | None) -> list[int | str] | None:

@@ -29,39 +29,42 @@ logger = logging.getLogger("tracekit")
 class SampledCounter:
     """One counter track.
 
-    ``read`` returns the present values by (device, series); the devices of a series are added up. A ``rate`` is the
-    growth per second of values that only grow, up to ``limit``: higher values are reading errors. ``instead`` is the
-    counter to sample if this one is not offered. If ``device`` goes away, all its counters end. ``base`` is the time
-    in ns and the values of the last sample, if ``rate``.
+    ``read`` returns the present values by series. Those of several "device/series" are added up for the series. A
+    ``rate`` is the growth per second of values that only grow, up to ``limit``: higher values are reading errors.
+    ``instead`` is the counter to sample if this one is not offered. If ``device`` goes away, all its counters end.
+    ``base`` is the time in ns and the values of the last sample, if ``rate``.
     """
 
     name: str
-    read: Callable[[], Mapping[tuple[str, str], float]]
+    read: Callable[[], Mapping[str, float]]
     rate: bool = False
     limit: float = math.inf
     instead: SampledCounter | None = None
     device: str = ""
-    base: tuple[int, Mapping[tuple[str, str], float]] | None = None
+    base: tuple[int, Mapping[str, float]] | None = None
 
     def sample(self, now_ns: int) -> dict[str, float]:
         """Return the values by series at a monotonic time, or an empty dict if a rate has no base yet."""
         values = self.read()
         if not self.rate:
-            return {series: value for (_, series), value in values.items()}
+            return dict(values)
         base, self.base = self.base, (now_ns, values)
-        if base is None:
-            return {}
-        elapsed_ns = now_ns - base[0]
-        if elapsed_ns <= 0:
+        if base is None or now_ns <= base[0]:
             return {}
         rates: dict[str, float] = {}
         for key, value in values.items():
             before = base[1].get(key)
             # Skip a new device, because its whole history would count as growth, and a counter that wrapped or restarted.
-            if before is None or value < before:
-                continue
-            rates[key[1]] = rates.get(key[1], 0.0) + (value - before) * 1e9 / elapsed_ns
+            if before is not None and value >= before:
+                series = key.rpartition("/")[2]
+                rates[series] = rates.get(series, 0.0) + (value - before) * 1e9 / (now_ns - base[0])
         return {series: min(rate, self.limit) for series, rate in rates.items()}
+
+
+def pick(values: object, **series: str) -> dict[str, float]:
+    """Return the existing attributes of an object, under the names of their series."""
+    found = {name: getattr(values, attribute, None) for attribute, name in series.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class SamplingSource(Source):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import ConfigError, MissingExtraError
-from tracekit.sources.sampling import SampledCounter, SamplingSource
+from tracekit.sources.sampling import SampledCounter, SamplingSource, pick
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,68 +84,57 @@ class SystemProfiler(SamplingSource):
 
 def _counters(psutil: Any, groups: Mapping[str, bool]) -> list[SampledCounter]:
     """Return the counters of the chosen groups, without reading them."""
-    counters: list[SampledCounter] = []
-    if groups["process"]:
-        process = psutil.Process()
-        counters += [
+    process = psutil.Process()
+    counters = {
+        "process": [
             SampledCounter("process cpu", lambda: _process_cpu(process), rate=True),
-            SampledCounter("process memory", lambda: _pick(process.memory_info(), rss="rss_bytes")),
+            SampledCounter("process memory", lambda: pick(process.memory_info(), rss="rss_bytes")),
             SampledCounter("process disk", lambda: _disk(process.io_counters()), rate=True),
-            SampledCounter("process threads", lambda: {("", "threads"): process.num_threads()}),
+            SampledCounter("process threads", lambda: {"threads": process.num_threads()}),
             # On Windows, handles include much more than files, and are left out.
-            SampledCounter("process files", lambda: {("", "open_files"): process.num_fds()}),
-        ]
-    if groups["cpu"]:
-        counters.append(SampledCounter("host cpu", lambda: _host_cpu(psutil), rate=True, limit=100.0))
-    if groups["memory"]:
-        counters += [
+            SampledCounter("process files", lambda: {"open_files": process.num_fds()}),
+        ],
+        "cpu": [SampledCounter("host cpu", lambda: _host_cpu(psutil), rate=True, limit=100.0)],
+        "memory": [
             SampledCounter(
-                "host memory",
-                lambda: _pick(psutil.virtual_memory(), used="used_bytes", available="available_bytes"),
+                "host memory", lambda: pick(psutil.virtual_memory(), used="used_bytes", available="available_bytes")
             ),
-            SampledCounter("host swap", lambda: _pick(psutil.swap_memory(), used="used_bytes")),
-        ]
-    if groups["disk"]:
+            SampledCounter("host swap", lambda: pick(psutil.swap_memory(), used="used_bytes")),
+        ],
         # nowrap=False: the repair of wrapped counters in psutil uses a cache that the whole process shares.
-        counters.append(SampledCounter("host disk", lambda: _disk(psutil.disk_io_counters(nowrap=False)), rate=True))
-    if groups["network"]:
-        counters.append(SampledCounter("host network", lambda: _network(psutil), rate=True))
-    return counters
+        "disk": [SampledCounter("host disk", lambda: _disk(psutil.disk_io_counters(nowrap=False)), rate=True)],
+        "network": [SampledCounter("host network", lambda: _network(psutil), rate=True)],
+    }
+    return [counter for group, found in counters.items() if groups[group] for counter in found]
 
 
-def _pick(values: object, **series: str) -> dict[tuple[str, str], float]:
-    """Return the existing attributes of psutil's tuple, under the names of their series."""
-    found = {name: getattr(values, attribute, None) for attribute, name in series.items()}
-    return {("", name): value for name, value in found.items() if value is not None}
-
-
-def _disk(values: object) -> dict[tuple[str, str], float]:
+def _disk(values: object) -> dict[str, float]:
     # psutil returns None if the host has no disks.
-    return _pick(values, read_bytes="read_bytes_per_s", write_bytes="written_bytes_per_s")
+    return pick(values, read_bytes="read_bytes_per_s", write_bytes="written_bytes_per_s")
 
 
-def _network(psutil: Any) -> dict[tuple[str, str], float]:
-    totals: dict[tuple[str, str], float] = {}
+def _network(psutil: Any) -> dict[str, float]:
+    totals: dict[str, float] = {}
     for name, values in psutil.net_io_counters(pernic=True, nowrap=False).items():
-        if name in ("lo", "lo0") or name.startswith("Loopback"):
-            continue  # its bytes would count twice, as sent and as received
-        totals[name, "received_bytes_per_s"] = values.bytes_recv
-        totals[name, "sent_bytes_per_s"] = values.bytes_sent
+        # The bytes of a loopback interface would count twice, as sent and as received.
+        if name not in ("lo", "lo0") and not name.startswith("Loopback"):
+            totals[f"{name}/received_bytes_per_s"] = values.bytes_recv
+            totals[f"{name}/sent_bytes_per_s"] = values.bytes_sent
     return totals
 
 
-def _process_cpu(process: Any) -> dict[tuple[str, str], float]:
+def _process_cpu(process: Any) -> dict[str, float]:
     times = process.cpu_times()
-    return {("", "percent"): (times.user + times.system) * 100}
+    return {"percent": (times.user + times.system) * 100}
 
 
-def _host_cpu(psutil: Any) -> dict[tuple[str, str], float]:
+def _host_cpu(psutil: Any) -> dict[str, float]:
     # psutil.cpu_percent keeps its last reading for the whole process: calling it here would spoil the user's own calls.
     times = psutil.cpu_times()
     # Linux also counts the time of guests in user and nice; waiting for I/O is idle.
     not_busy = ("idle", "iowait", "guest", "guest_nice")
     busy = sum(times) - sum(getattr(times, name, 0.0) for name in not_busy)
-    return {("", "percent"): busy * 100 / (psutil.cpu_count() or 1)}
+    return {"percent": busy * 100 / (psutil.cpu_count() or 1)}
 
 
 def _import_psutil() -> Any:

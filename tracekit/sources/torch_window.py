@@ -198,23 +198,13 @@ def _metadata(recorder: Recorder) -> str:
 
     torch also writes ``distributedInfo``, but only if a process group is initialised.
     """
-    process = recorder.process
-    return json.dumps(
-        {
-            "format_version": FORMAT_VERSION,
-            "rank": process.rank,
-            "local_rank": process.local_rank,
-            "world_size": process.world_size,
-            "run_id": plain_text(process.run_id),
-            "host": plain_text(process.host),
-            "pid": process.pid,
-            "attempt": process.attempt,
-            "epoch": int(recorder.timestamp.epoch),
-            "batch": int(recorder.timestamp.batch),
-        },
-        # Kineto turns every backslash into a slash, which would break escapes.
-        ensure_ascii=False,
-    )
+    process, timestamp = recorder.process, recorder.timestamp
+    names = ("rank", "local_rank", "world_size", "run_id", "host", "pid", "attempt")
+    identity = {name: getattr(process, name) for name in names}
+    identity |= {name: plain_text(identity[name]) for name in ("run_id", "host")}
+    place = {"epoch": int(timestamp.epoch), "batch": int(timestamp.batch)}
+    # Kineto turns every backslash into a slash, which would break escapes.
+    return json.dumps({"format_version": FORMAT_VERSION, **identity, **place}, ensure_ascii=False)
 
 
 def hide_origin(trace: Path, host: str) -> None:
@@ -227,16 +217,14 @@ def hide_origin(trace: Path, host: str) -> None:
         trace: The file, not compressed.
         host: The new host name.
     """
-    size = trace.stat().st_size
+    tail_at = max(0, trace.stat().st_size - _TAIL_BYTES)
     with trace.open("r+b") as file:
-        for pattern, value, position in (
-            (_HOST, host.encode(), 0),
-            (_NAME, os.fsencode(trace.name), max(0, size - _TAIL_BYTES)),
+        for pattern, value, position, length in (
+            (_HOST, host.encode(), 0, _HEAD_BYTES),
+            (_NAME, os.fsencode(trace.name), tail_at, _TAIL_BYTES),
         ):
             file.seek(position)
-            text = file.read(_HEAD_BYTES if position == 0 else _TAIL_BYTES)
-            for found in pattern.finditer(text):
+            for found in pattern.finditer(file.read(length)):
                 room = len(found[0]) - len(found[1]) - 1
-                fitting = value[:room] + b'"'
                 file.seek(position + found.end(1))
-                file.write(fitting + b" " * (room + 1 - len(fitting)))
+                file.write((value[:room] + b'"').ljust(room + 1))

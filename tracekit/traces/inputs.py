@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TRACE_SUFFIXES: Final = (".json", ".json.gz", ".json.zst", ".json.tmp", ".pftrace", ".pftrace.gz", ".pftrace.zst")
 """Suffixes of trace files."""
 
-# As `tracekit.capture.folder` names them.
+# As `tracekit.capture.control_folder` names them.
 _CONTROL_NAME: Final = re.compile(r"(?:.*[/\\])?(?:request|ranks[/\\]rank\d+)\.json", re.DOTALL)
 _MAX_OTHER_BYTES: Final = 16 * 1024 * 1024
 _MAX_CONTROL_BYTES: Final = 64 << 10

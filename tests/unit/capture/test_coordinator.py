@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tracekit.capture.control_folder import (
+    CaptureState,
+    CaptureStatus,
+    ControlFolder,
+    RankStatus,
+    Request,
+    listens,
+    machine,
+)
 from tracekit.capture.coordinator import CaptureCoordinator, RankView, common_start
-from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request
-from tracekit.capture.folder import ControlFolder, is_gone, machine
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ class Run:
     def say(self, *statuses: RankStatus) -> None:
         for each in statuses:
             self.updates += 1
-            self.folder.write_status(dataclasses.replace(each, updates=self.updates))
+            self.folder.write(dataclasses.replace(each, updates=self.updates))
 
     def look(self, seconds: float = 0.1) -> Request | None:
         self.time.advance(round(seconds * SECOND))
@@ -75,7 +82,7 @@ def test_the_common_start_lies_ahead_of_every_rank_or_is_a_time(
     views: list[tuple[int, float | None, dict[str, Any]]], start: int | None
 ) -> None:
     ranks = [
-        RankView(0, "x", 0, status=status(0, state="acknowledged", batch=batch, step_seconds=step_s, **fields))
+        RankView("x", status=status(0, state="acknowledged", batch=batch, step_seconds=step_s, **fields))
         for batch, step_s, fields in views
     ]
     decided = common_start(Request(id="x", together=True), ranks, 0, 1000 * SECOND)
@@ -169,7 +176,7 @@ def test_a_refusal_is_an_answer(run: Run) -> None:
     told = run.look()
     assert run.coordinator.finished
     assert run.coordinator.ranks[1].refusal == "another capture is in force"
-    assert not run.coordinator.ranks[1].is_done
+    assert run.coordinator.ranks[1].state == "refused"
 
 
 def test_a_rank_that_ends_or_starts_again_is_not_waited_for(run: Run) -> None:
@@ -214,7 +221,7 @@ def test_a_stop_waits_for_what_runs_if_anything_does(tmp_path: Path) -> None:
     run.say(status(0, state=CaptureState.DONE, request="a"))
     run.look()
     assert run.coordinator.finished
-    assert run.coordinator.ranks[0].is_done
+    assert run.coordinator.ranks[0].state == CaptureState.DONE
     nothing = Run(tmp_path / "other", Request(id="stop", stop=True))
     nothing.say(status(0))
     nothing.coordinator.begin()
@@ -250,13 +257,13 @@ def test_a_rank_that_waits_for_the_time_is_not_given_up(tmp_path: Path) -> None:
 def test_it_is_known_here_whether_a_process_has_died() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     told = status(0, pid=child.pid, machine=machine())
-    assert not is_gone(told)
+    assert listens(told)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and its parent has not asked yet
-    assert is_gone(told)
+    assert not listens(told)
     child.communicate()
-    assert is_gone(told)
-    assert not is_gone(dataclasses.replace(told, machine="another")), "nothing is known of other machines"
+    assert not listens(told)
+    assert listens(dataclasses.replace(told, machine="another")), "nothing is known of other machines"
 
 
 def test_of_very_many_ranks_those_that_speak_are_watched_and_not_all_that_may_be_absent(run: Run) -> None:

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tracekit.capture.documents import MAX_DOCUMENT_BYTES, CaptureState, CaptureStatus, RankStatus, Request
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import (
+    MAX_DOCUMENT_BYTES,
+    CaptureState,
+    CaptureStatus,
+    ControlFolder,
+    RankStatus,
+    Request,
+)
 from tracekit.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -53,16 +59,16 @@ def test_documents_are_read_as_they_were_written_and_again_when_they_change(fold
         id="abc", ranks=(0, 3), steps=5, seconds=2.5, warmup=1, together=True, start_batch=7, expires=1.8e9
     )
     for written in (request, Request(id="b")):
-        folder.write_request(written)
+        folder.write(written)
         assert folder.read_request() == written
     for status in (STATUS, dataclasses.replace(STATUS, batch=13)):
-        folder.write_status(status)
+        folder.write(status)
         assert folder.statuses() == {3: status}
 
 
 def test_folders_and_files_are_for_their_user_alone(folder: ControlFolder) -> None:
-    folder.write_request(Request(id="abc"))
-    folder.write_status(STATUS)
+    folder.write(Request(id="abc"))
+    folder.write(STATUS)
     found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.parent.parent.rglob("*")}
     assert found == {"run": 0o700, "control": 0o700, "ranks": 0o700, "request.json": 0o600, "rank00003.json": 0o600}
 
@@ -166,7 +172,7 @@ def test_what_others_could_have_written_is_refused(folder: ControlFolder, owner:
     ],
 )
 def test_a_damaged_status_is_passed_over(folder: ControlFolder, damage: bytes) -> None:
-    folder.write_status(STATUS)
+    folder.write(STATUS)
     (folder.path / "ranks" / "rank00000.json").write_bytes(damage)
     os.mkfifo(folder.path / "ranks" / "rank00001.json")
     assert folder.statuses() == {3: STATUS}
@@ -178,7 +184,7 @@ def test_nothing_half_written_is_left(folder: ControlFolder, monkeypatch: pytest
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="No space"):
-        folder.write_request(Request(id="a"))
+        folder.write(Request(id="a"))
     assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 

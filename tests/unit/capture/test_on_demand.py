@@ -24,8 +24,7 @@ from tracekit import (
     cyclic_schedule,
     on_demand,
 )
-from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus, Request, new_id
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import CaptureState, CaptureStatus, ControlFolder, RankStatus, Request
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -63,14 +62,13 @@ class Job:
         self.profiler.stop()
 
     def ask(self, **fields: Any) -> str:
-        request = Request(id=new_id(), **fields)
-        self.control.write_request(request)
+        request = Request(**fields)
+        self.control.write(request)
         self.look()
         return request.id
 
     def look(self) -> None:
-        assert self.schedule._listener is not None
-        self.schedule._listener.poll()
+        self.schedule._poll()
 
     def step(self, batches: int = 1) -> list[str]:
         """Run some batches; return their actions."""
@@ -158,11 +156,11 @@ def test_only_the_chosen_ranks_answer(tmp_path: Path) -> None:
 
 def test_a_common_start_is_waited_for(job: Job) -> None:
     asked = Request(id="together", steps=2, together=True)
-    job.control.write_request(asked)
+    job.control.write(asked)
     job.look()
     assert job.step(3) == ["skip"] * 3
     assert job.capture.state == CaptureState.ACKNOWLEDGED
-    job.control.write_request(Request(id="together", steps=2, together=True, start_batch=6))
+    job.control.write(Request(id="together", steps=2, together=True, start_batch=6))
     job.look()
     assert job.capture.state == CaptureState.WAITING
     assert job.step(6) == ["skip", "skip", "skip", "active", "active_and_save", "skip"]
@@ -223,7 +221,7 @@ def test_a_request_that_was_there_before_the_run_is_served_only_if_it_just_asks_
     control = ControlFolder(tmp_path / "control")
     control.make()
     options = {"together": True, "expires": time.time() + 60} if asks_who_is_there else {}
-    control.write_request(Request(id="old", steps=1, **options))  # type: ignore[arg-type]
+    control.write(Request(id="old", steps=1, **options))  # type: ignore[arg-type]
     with Job(tmp_path) as job:
         job.look()
         assert (job.status.capture is not None) is asks_who_is_there
@@ -388,7 +386,7 @@ def test_a_file_system_that_hangs_holds_up_neither_a_step_nor_the_end(
         go_on.wait(60)
 
     monkeypatch.setattr(ControlFolder, "read_request", hang)
-    monkeypatch.setattr("tracekit.capture.listener._JOIN_S", 0.2)
+    monkeypatch.setattr("tracekit.capture.on_demand._JOIN_S", 0.2)
     profiler = Profiler(MemoryTraceHandler(), on_demand(tmp_path / "control", look_interval=0.01, steps=1))
     profiler.start()
     try:

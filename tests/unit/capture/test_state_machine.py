@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracekit.capture.documents import CaptureState, Request
-from tracekit.capture.state_machine import TRANSITIONS, CaptureEvent, RankCapture
+from tracekit.capture.control_folder import CaptureState, Request
+from tracekit.capture.state_machine import BEFORE, RankCapture
 from tracekit.recording.schedule import ProfilerAction
 
 LETTERS = dict(zip(ProfilerAction, "-was", strict=True))
@@ -31,54 +31,45 @@ class Played:
 
     @property
     def state(self) -> str:
-        return self.window.status().state
+        return self.window.status.state
 
 
-def events_to(state: CaptureState) -> list[CaptureEvent] | None:
-    """Return events that lead from the first state to a state, or None if the table has no such path."""
-    paths: dict[CaptureState, list[CaptureEvent]] = {CaptureState.ACKNOWLEDGED: []}
-    for _ in CaptureState:
-        for (before, event), after in TRANSITIONS.items():
-            if before in paths:
-                paths.setdefault(after, [*paths[before], event])
-    return paths.get(state)
+def states_to(state: CaptureState) -> list[CaptureState]:
+    """Return the states from the first one to a state."""
+    before = BEFORE[state]
+    return [*states_to(before[0]), state] if before else [state]
 
 
-@pytest.mark.parametrize("event", CaptureEvent)
+@pytest.mark.parametrize("after", CaptureState)
 @pytest.mark.parametrize("state", CaptureState)
-def test_an_event_changes_the_state_as_the_table_says_or_not_at_all(state: CaptureState, event: CaptureEvent) -> None:
+def test_a_capture_moves_as_the_table_says_or_not_at_all(state: CaptureState, after: CaptureState) -> None:
     capture = Played(together=True).window
-    for each in events_to(state) or []:
-        assert capture._report(each, last=7, note="why")
-    assert capture.state is state, "every state can be reached"
-    known = (state, event) in TRANSITIONS
-    assert capture._report(event, last=7, note="why") is known
-    after = TRANSITIONS.get((state, event), state)
-    status = capture.status()
-    assert (capture.state, status.state) == (after, after)
-    has_ended = after in (CaptureState.SAVING, CaptureState.DONE, CaptureState.CANCELLED)
-    assert (status.note is not None) is has_ended
-    assert (status.last_batch is not None) is (has_ended and after is not CaptureState.CANCELLED)
+    for each in states_to(state)[1:]:
+        assert capture._move(each)
+    assert capture.status.state is state, "every state can be reached"
+    known = state in BEFORE[after]
+    assert capture._move(after, note="why") is known
+    assert (capture.status.state, capture.status.note) == ((after, "why") if known else (state, None))
 
 
 @pytest.mark.parametrize("state", CaptureState)
-def test_a_capture_is_in_force_until_no_event_can_change_it(state: CaptureState) -> None:
-    assert state.in_force is any(before is state for before, _ in TRANSITIONS)
+def test_a_capture_is_in_force_until_it_cannot_move(state: CaptureState) -> None:
+    assert state.in_force is any(state in before for before in BEFORE.values())
 
 
 def test_a_stop_and_the_first_batch_at_the_same_moment_leave_one_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop of another thread comes after the decision to record, and before the state says so."""
     played = Played(steps=1)
-    report = played.window._report
+    move = played.window._move
 
-    def stopped_first(event: CaptureEvent, *args: Any, **options: Any) -> bool:
-        if event is CaptureEvent.FIRST_BATCH:
-            report(CaptureEvent.STOP_REQUESTED, note="stopped")
-        return report(event, *args, **options)
+    def stopped_first(state: CaptureState, **changes: Any) -> bool:
+        if state is CaptureState.RECORDING:
+            move(CaptureState.CANCELLED, note="stopped")
+        return move(state, **changes)
 
-    monkeypatch.setattr(played.window, "_report", stopped_first)
+    monkeypatch.setattr(played.window, "_move", stopped_first)
     assert played.run(3, 4) == "--"
-    assert (played.state, played.window.status().note) == (CaptureState.CANCELLED, "stopped")
+    assert (played.state, played.window.status.note) == (CaptureState.CANCELLED, "stopped")
 
 
 PLAYED: dict[str, tuple[dict[str, Any], list[int], str, tuple[int, int]]] = {
@@ -103,12 +94,12 @@ def test_a_capture_records(name: str) -> None:
     played = Played(**options)
     assert played.state == CaptureState.WAITING
     assert played.run(*batches) == answers
-    status = played.window.status()
+    status = played.window.status
     assert (status.state, status.first_batch, status.last_batch) == (CaptureState.SAVING, first, last)
     assert status.late_batches == (3 if name == "late, so at once" else 0)
-    played.window.complete_files()
+    played.window.set_files(("a",), complete=True)
     assert played.state == CaptureState.DONE
-    assert not played.window.state.in_force
+    assert not played.window.status.state.in_force
 
 
 @pytest.mark.parametrize(
@@ -128,7 +119,7 @@ def test_an_open_window_of_the_base_schedule_is(
     if is_open:
         played.previous = ProfilerAction.ACTIVE
     assert played.run(*batches, base=base) == answers
-    assert played.window.status().first_batch == first
+    assert played.window.status.first_batch == first
 
 
 def test_nothing_begins_before_the_common_start_is_known() -> None:
@@ -149,7 +140,7 @@ def test_a_stop_ends_it_with_the_batch_that_runs(before: list[int], after: list[
     answered = played.run(*before)
     played.window.stop("it was stopped before it began")
     assert answered + played.run(*after) == answers
-    status = played.window.status()
+    status = played.window.status
     assert (status.state, status.last_batch, status.note) == (CaptureState.SAVING, last, None)
 
 
@@ -159,8 +150,8 @@ def test_a_stop_before_the_first_batch_cancels_it(batches: tuple[int, ...]) -> N
     played.run(*batches)
     played.window.stop("nobody wants it")
     assert played.run(10, 11) == "--"
-    assert (played.state, played.window.status().note) == (CaptureState.CANCELLED, "nobody wants it")
-    assert not played.window.state.in_force
+    assert (played.state, played.window.status.note) == (CaptureState.CANCELLED, "nobody wants it")
+    assert not played.window.status.state.in_force
 
 
 @pytest.mark.parametrize(
@@ -178,5 +169,5 @@ def test_the_end_of_the_run_cuts_it(
     played = Played(**options)
     played.run(*batches)
     played.window.end_run(3, "the run ended")
-    status = played.window.status()
+    status = played.window.status
     assert (status.state, status.last_batch, status.note) == (state, last, "the run ended")

@@ -15,8 +15,7 @@ import pytest
 import tracekit
 from tests.flight_dumps import as_json, as_pickle, hung
 from tests.merge_inputs import BASE_NS, event, meta, names, rank_trace, threads, timed, titles, torch_trace, write
-from tracekit.capture.documents import RankStatus, Request
-from tracekit.capture.folder import ControlFolder
+from tracekit.capture.control_folder import ControlFolder, RankStatus, Request
 from tracekit.errors import ConfigError, MergeError, StorageError
 from tracekit.formats.kineto import gpu_of_label, rank_in_name
 from tracekit.merge import merge_traces
@@ -259,8 +258,8 @@ def test_documents_of_a_control_folder_are_skipped_silently(tmp_path: Path) -> N
     run = tmp_path / "run"
     control = ControlFolder(run / "control")
     control.make()
-    control.write_request(Request(id="a", steps=5))
-    control.write_status(RankStatus(rank=0, world_size=1, run_id="r", host="h", pid=1))
+    control.write(Request(id="a", steps=5))
+    control.write(RankStatus(rank=0, world_size=1, run_id="r", host="h", pid=1))
     traces = {"rank0.json": rank_trace(event("a")), "ranks/rank1.json": rank_trace(event("b"), rank=1)}
     paths = write(run, traces)
     report = merge_traces(str(tmp_path / "merged.json"), [str(run)])

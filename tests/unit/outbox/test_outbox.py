@@ -19,18 +19,24 @@ from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler, St
 from tracekit.check.schemas import SEGMENT_INDEX, compile_schema
 from tracekit.formats.rank_trace import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
-from tracekit.outbox.finish import finish_spool
-from tracekit.outbox.outbox import LocalOutbox, StoppedError, pack
-from tracekit.outbox.remote import UploadingOutbox
+from tracekit.outbox import upload
+from tracekit.outbox.finish import finish_spool, report_lines
+from tracekit.outbox.outbox import Outbox, pack
 from tracekit.outbox.spool import JOURNAL, Spool, default_root, default_spools
-from tracekit.outbox.upload import Caller, Pace, Retry
+from tracekit.outbox.upload import Uploader, UploadingOutbox
 from tracekit.storage import AlreadyThereError, RefusedError, TooSlowError, UnconfirmedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HEADER = {"run_id": "run/../7", "rank": 3, "attempt": 0, "pid": 4711, "index": "memory://b/run/t.index.json"}
-IMPATIENT = Retry(warm_up_s=60.0, answer_s=60.0, first_s=0.01, longest_s=0.05, index_s=0.01)
+IMPATIENT = {"WARM_UP_S": 60.0, "ANSWER_S": 60.0, "FIRST_PAUSE_S": 0.01, "MAX_PAUSE_S": 0.05, "INDEX_S": 0.01}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in IMPATIENT.items():
+        monkeypatch.setattr(upload, name, seconds)
 
 
 @pytest.fixture
@@ -56,13 +62,14 @@ def test_the_same_content_packs_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_packing_that_is_stopped_or_fails_leaves_the_plain_file_alone_and_brings_none_back(tmp_path: Path) -> None:
     plain = tmp_path / "a"
-    assert not pack(plain, tmp_path / "a.gz"), "there is none"
+    with pytest.raises(FileNotFoundError):
+        pack(plain, tmp_path / "a.gz")
     plain.write_bytes(b"x")
-    assert not pack(plain, tmp_path / "a.gz", lambda: bool(plain.unlink())), "it is removed while it is packed"
+    with pytest.raises(FileNotFoundError):  # it is removed while it is packed
+        pack(plain, tmp_path / "a.gz", lambda: bool(plain.unlink()))
     assert list(tmp_path.iterdir()) == []
     plain.write_bytes(b"x")
-    with pytest.raises(StoppedError):
-        pack(plain, tmp_path / "a.gz", lambda: True)
+    assert not pack(plain, tmp_path / "a.gz", lambda: True)
     (tmp_path / "a.gz").write_bytes(b"precious")
     with pytest.raises(FileExistsError):
         pack(plain, tmp_path / "a.gz")
@@ -114,7 +121,7 @@ def test_what_there_is_no_time_to_pack_stays_plain_and_is_named(
 def test_what_cannot_be_packed_stays_plain_and_the_next_is_packed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = LocalOutbox(tmp_path, packs=True)
+    outbox = Outbox(tmp_path, packs=True)
     outbox.start()
     for name in ("a", "b"):
         path = outbox.place(f"{name}.json.gz")
@@ -128,35 +135,53 @@ def test_what_cannot_be_packed_stays_plain_and_the_next_is_packed(
     assert "a.json cannot be packed (File exists); kept plain" in caplog.text
 
 
-def test_a_call_that_hangs_is_given_up_and_another_thread_takes_its_place() -> None:
-    caller, let_go = Caller("tracekit-test"), threading.Event()
-    assert caller.call(lambda: 7, 10) == 7
+def test_a_call_that_hangs_is_given_up_and_another_thread_takes_its_place(tmp_path: Path) -> None:
+    uploader, let_go = Uploader(Spool.create(tmp_path, HEADER)), threading.Event()
+
+    def call(function: Any, timeout_s: float = 10) -> Any:
+        uploader._timeout_s = timeout_s
+        return uploader._call(lambda timeout_s: function())
+
+    assert call(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        caller.call(lambda: 1 // 0, 10)
+        call(lambda: 1 // 0)
     for _ in range(8):
         with pytest.raises(TooSlowError, match=r"no answer within 0\.01 s"):
-            caller.call(let_go.wait, 0.01)
+            call(let_go.wait, 0.01)
     with pytest.raises(TooSlowError, match="8 calls have not returned"):
-        caller.call(lambda: 7, 10)
+        call(lambda: 7)
     let_go.set()
-    wait_until(lambda: sum(thread.name == "tracekit-test" for thread in threading.enumerate()) == 0)
-    assert caller.call(lambda: 8, 10) == 8
-    caller.close()
-    wait_until(lambda: sum(thread.name == "tracekit-test" for thread in threading.enumerate()) == 0)
+    wait_until(lambda: sum(thread.name == "tracekit-upload" for thread in threading.enumerate()) == 0)
+    assert call(lambda: 8) == 8
+    uploader.close()
+    wait_until(lambda: sum(thread.name == "tracekit-upload" for thread in threading.enumerate()) == 0)
 
 
-def test_pauses_grow_to_a_limit_and_answers_get_more_time_when_they_need_it() -> None:
-    pace = Pace(Retry(answer_s=30, first_s=1, longest_s=60))
-    pauses = [pace.failed(too_slow=number < 2) for number in range(10)]
-    for number, pause_s in enumerate(pauses):
+def test_pauses_grow_to_a_limit_and_answers_get_more_time_when_they_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool.create(tmp_path, HEADER)
+    uploader, errors = Uploader(spool), [TooSlowError("slow")] * 2 + [StorageError("down")] * 8
+
+    def call(*_: Any, **__: Any) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    monkeypatch.setattr(uploader, "_call", call)
+    for number in range(10):
+        assert uploader.upload(None) is not None
         longest_s = min(60, 2**number)
-        assert longest_s / 2 <= pause_s <= longest_s
-    assert pace.answer_s == 120
-    pace.succeeded()
-    assert pace.failed(too_slow=False) <= 1
-    for _ in range(2000):
-        pace.failed(too_slow=True)
-    assert pace.answer_s == 600
+        assert longest_s / 2 <= uploader.pause_s <= longest_s
+    assert uploader._answer_s == 120
+    assert uploader.upload(None) is None
+    spool.note("closed")  # the index changes
+    errors += [StorageError("down")]
+    assert uploader.upload(None) is not None
+    assert uploader.pause_s <= 1
+    errors += [TooSlowError("slow")] * 2000
+    while errors:
+        uploader.upload(None)
+    assert uploader._answer_s == 600
 
 
 def test_a_notice_of_each_kind_is_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +204,7 @@ def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Pa
         spool.finish(segment, 5, 100, 200)
     spool.delivered(files[0], "memory://b/run/p0-2.json.gz", 2, "abc")
     spool.drop(files[1])
-    assert spool.bytes_waiting == 2
+    assert [segment.size_bytes for segment in spool.waiting] == [2, 0]
     with (spool.folder / JOURNAL).open("a") as journal:
         journal.write(
             'not json\n{"begin":9,"file":"../../etc/passwd","url":"memory://b/x"}\n{"finish":77}\n[1]\n{"deliver":3'
@@ -195,8 +220,6 @@ def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Pa
     ]
     assert not again.closed
     again.close()
-    again.remove()
-    assert list((tmp_path / "root").iterdir()) == []
 
 
 def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Path) -> None:
@@ -298,9 +321,8 @@ def test_an_index_lists_what_was_finished_and_a_reader_finds_it(tmp_path: Path) 
     assert listed_segments({"traceEvents": []}, "x") is None
 
 
-def outbox_in(tmp_path: Path, **options: Any) -> UploadingOutbox:
-    options = {"spool_bytes": 1 << 30, "retry": IMPATIENT, **options}
-    outbox = UploadingOutbox(tmp_path / "spool", HEADER, **options)
+def outbox_in(tmp_path: Path) -> UploadingOutbox:
+    outbox = UploadingOutbox(tmp_path / "spool", HEADER, spool_bytes=1 << 30)
     outbox.start()
     return outbox
 
@@ -312,6 +334,7 @@ def send(outbox: UploadingOutbox, name: str, text: str = "[]") -> Path:
     return path
 
 
+@pytest.mark.usefixtures("impatient")
 def test_failures_are_tried_again_in_order_until_they_work(
     tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -339,6 +362,7 @@ def test_failures_are_tried_again_in_order_until_they_work(
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
+@pytest.mark.usefixtures("impatient")
 def test_what_is_refused_is_kept_and_not_tried_again(
     tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,16 +385,17 @@ def test_what_is_refused_is_kept_and_not_tried_again(
     assert caplog.text.count("the storage refuses") == 1
     assert "3 files of memory://b/run/t.index.json could not be uploaded" in caplog.text
     assert caplog.text.strip().endswith(f"tracekit upload {folder}")
-    report = finish_spool(folder, retry=IMPATIENT)
-    assert report.complete
-    assert len(report.uploaded) == 3
+    report = finish_spool(folder)
+    assert report["complete"]
+    assert len(report["uploaded"]) == 3
     before = dict(memory.store)
-    again = finish_spool(folder, retry=IMPATIENT)
-    assert (again.complete, again.uploaded, len(again.there)) == (True, [], 3)
+    again = finish_spool(folder)
+    assert (again["complete"], again["uploaded"], len(again["uploaded_before"])) == (True, [], 3)
     assert dict(memory.store) == before
-    assert again.lines() == [f"{folder}: 0 uploaded (0 bytes), 3 uploaded before"]
+    assert report_lines(again) == [f"{folder}: 0 uploaded (0 bytes), 3 uploaded before"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_name_that_another_recording_has_is_refused_at_the_start(tmp_path: Path, memory: Any) -> None:
     memory.pipe_file("/b/run/t.index.json", b'{"id": "of somebody else"}')
     with pytest.raises(ConfigError, match=r"t\.index\.json: exists already, and tracekit never overwrites"):
@@ -378,6 +403,7 @@ def test_a_name_that_another_recording_has_is_refused_at_the_start(tmp_path: Pat
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_file_that_somebody_takes_out_of_the_spool_is_counted(
     tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +415,8 @@ def test_a_file_that_somebody_takes_out_of_the_spool_is_counted(
         real_put(local, url, **options)
 
     monkeypatch.setattr("tracekit.storage.put", put)
-    outbox = outbox_in(tmp_path, retry=Retry(answer_s=60, first_s=0.01))
+    monkeypatch.setattr(upload, "INDEX_S", 30.0)
+    outbox = outbox_in(tmp_path)
     send(outbox, "p0.json")
     send(outbox, "p1.json").unlink()
     send(outbox, "p2.json")
@@ -399,16 +426,17 @@ def test_a_file_that_somebody_takes_out_of_the_spool_is_counted(
     assert sorted(memory.ls("/b/run", detail=False))[:2] == ["/b/run/p0.json", "/b/run/p2.json"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_spool_without_its_files_says_so(tmp_path: Path, memory: Any) -> None:
     spool = Spool.create(tmp_path, HEADER)
     segment = spool.begin("memory://b/run/p0.json")
     spool.finish(segment, 1, 1, 2)
     spool.begin("memory://b/run/p1.json")
     spool.close()
-    report = finish_spool(spool.folder, retry=IMPATIENT)
-    assert not report.complete
-    assert report.lost == [str(spool.folder / segment.file)]
-    assert report.to_json()["index"]["uploaded"] is True
+    report = finish_spool(spool.folder)
+    assert not report["complete"]
+    assert report["lost"] == [str(spool.folder / segment.file)]
+    assert report["index"]["uploaded"] is True
 
 
 @pytest.mark.usefixtures("memory")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tracekit import ClockOffset, ClockSync, ConfigError
 from tracekit.sources import clock_exchange
-from tracekit.sources.clock_exchange import Answering, Asking, Drift
+from tracekit.sources.clock_exchange import Answering, Drift
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,20 +76,20 @@ def answering(store: FakeStore) -> Answering:
     return Answering(store, rank=0, boot_id=BOOT, timeline_offset_ns=1_000_000, monotonic_ns=time.perf_counter_ns)
 
 
-def asking(store: FakeStore, rank: int = 1) -> Asking:
-    return Asking(
+def ask(store: FakeStore, rank: int = 1, pause: Callable[[float], bool] | None = None) -> ClockOffset | None:
+    return clock_exchange.measure(
         store,
         rank=rank,
         timeline_offset_ns=400_000,
         monotonic_ns=lambda: time.perf_counter_ns() + AHEAD_NS,
-        pause=threading.Event().wait,
+        pause=pause or threading.Event().wait,
     )
 
 
 def measure(store: FakeStore, slow: Callable[[str, str], float] = lambda *_: 0.0) -> ClockOffset:
     answers = answering(store)
     found: list[ClockOffset | None] = []
-    thread = threading.Thread(target=lambda: found.append(asking(FakeStore(store, slow)).measure()))
+    thread = threading.Thread(target=lambda: found.append(ask(FakeStore(store, slow))))
     thread.start()
     while not answers.waiting():
         time.sleep(0.001)
@@ -118,10 +118,10 @@ def test_the_true_offset_lies_within_the_bound_however_unequal_the_ways_are(slow
 
 def test_nobody_asks_where_rank_0_has_not_come_or_has_left() -> None:
     store = FakeStore()
-    assert asking(store).measure() is None
+    assert ask(store) is None
     answers = answering(store)
     answers.leave()
-    assert asking(store).measure() is None
+    assert ask(store) is None
     assert set(store.values) == {"tracekit/clock/answered"}
 
 
@@ -130,9 +130,9 @@ def test_a_rank_that_lost_patience_is_passed_over_and_the_next_one_answered(monk
     answers = answering(store)
     with monkeypatch.context() as impatient:
         impatient.setattr(clock_exchange, "PATIENCE_S", 0.0)
-        assert asking(store, rank=2).measure() is None
+        assert ask(store, rank=2) is None
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(asking(store).measure()))
+    thread = threading.Thread(target=lambda: found.append(ask(store)))
     thread.start()
     while answers.waiting() or thread.is_alive():
         if answers.waiting():
@@ -153,8 +153,7 @@ def test_a_rank_that_ends_just_as_it_is_answered_keeps_rank_0_no_longer() -> Non
         store.get(clock_exchange.PREFIX + "1/ready")
         return True
 
-    own = Asking(store, rank=1, timeline_offset_ns=0, monotonic_ns=time.perf_counter_ns, pause=end)
-    assert own.measure() is None
+    assert ask(store, pause=end) is None
     thread.join(30)
     assert not thread.is_alive()
     assert reference.ranks == set()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tracekit.capture.control_folder import CaptureState, CaptureStatus, ControlFolder, RankStatus
 from tracekit.capture.coordinator import CaptureCoordinator
-from tracekit.capture.documents import CaptureState, CaptureStatus, RankStatus
-from tracekit.capture.folder import ControlFolder
 from tracekit.errors import TracekitError
 from tracekit.view.serve.captures import ENDED, RUNNING, Capture, Captures
 
@@ -32,7 +31,7 @@ def control(tmp_path: Path) -> Path:
     """The control folder of a rank that listens: this process."""
     folder = ControlFolder(tmp_path / "control")
     folder.make()
-    folder.write_status(status())
+    folder.write(status())
     return tmp_path / "control"
 
 
@@ -56,7 +55,7 @@ def test_what_was_read_of_a_capture_stays_what_it_was(control: Path, captures: C
     captures.start("live", control, steps=5, ranks=None)
     (before,) = captures.of("live")
     done = CaptureStatus(id=before.id, state=CaptureState.DONE, first_batch=8, last_batch=12, files=("a.json",))
-    ControlFolder(control).write_status(status(done, updates=2))
+    ControlFolder(control).write(status(done, updates=2))
     after = ended(captures)
     assert (after.id, after.error) == (before.id, "")
     assert (after.lines, after.files) == (("rank 0: batches 8 to 12",), ("a.json",))

@@ -11,14 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tracekit.capture.control_folder import RANKS, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.capture.documents import Request, new_id
-from tracekit.capture.folder import RANKS, ControlFolder, is_gone
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
 
 if TYPE_CHECKING:
-    from tracekit.capture.documents import RankStatus
+    from tracekit.capture.control_folder import RankStatus
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"
@@ -72,9 +71,8 @@ def _listening_run(ranks: Path) -> ListeningRun | None:
     if not statuses:
         return None
     # A rank that starts again replaces its status; those of an earlier run with more ranks stay.
-    listening = [(status, status.listening and not is_gone(status)) for status in statuses]
-    run_id = next((status.run_id for status, listens in listening if listens), statuses[0].run_id)
-    own = tuple((status, listens) for status, listens in listening if status.run_id == run_id)
+    run_id = next((status.run_id for status in statuses if listens(status)), statuses[0].run_id)
+    own = tuple((status, listens(status)) for status in statuses if status.run_id == run_id)
     return ListeningRun(run_id, ranks.parent, own, ranks.stat().st_mtime)
 
 
@@ -112,7 +110,7 @@ class Captures:
             ConfigError: No rank would take the request.
             TracekitError: Nobody listens, or a capture is under way.
         """
-        written = Request(id=new_id(), ranks=ranks, steps=steps, together=True)
+        written = Request(ranks=ranks, steps=steps, together=True)
         request = Request.from_bytes(written.to_bytes())  # refused here as a rank would refuse it
         folder = ControlFolder(control)
         with self._lock:
@@ -171,8 +169,6 @@ class Captures:
                 if not coordinator.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
                     problem = "it was not followed to its end; the ranks have gone on"
                     break
-            else:
-                coordinator.stop_lost_ranks()
         except OSError as error:
             problem = f"the run cannot be looked at any more: {error.strerror or error}"
         except StorageError as error:
