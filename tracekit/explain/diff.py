@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
+from tracekit.explain.arrays import np
 from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
 from tracekit.explain.noise import Correction
 from tracekit.explain.run import check_shares, open_run
@@ -241,7 +242,10 @@ def _series(run: Run, sql: str, *tables: str) -> dict[Key, _Series]:
     run.database.derive("diff_series", sql, of=tables)
     columns = run.database.columns("SELECT * FROM diff_series").values()
     rows = zip(*(values.tolist() for values in columns), strict=True)
-    return {(STEP, "") if label < 0 else run.labels[label][:2]: _Series(*row) for label, *row in rows}
+    return {
+        (STEP, "") if label < 0 else run.labels[label][:2]: _Series(np.asarray(values, dtype=float), *amounts)
+        for label, values, *amounts in rows
+    }
 
 
 def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> tuple[list[Change], list[Cause], int]:
@@ -287,15 +291,9 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> 
 
 def _only(side: _Side, others: list[_Side]) -> list[Presence]:
     """Return the markers that only one side has, the longest first."""
-    found = [
-        Presence(
-            name=name,
-            category=category,
-            count=own.count,
-            total_ns=int(own.total_ns),
-            each_ns=side.each("total_ns", (name, category)),
-        )
-        for (name, category), own in side.series.items()
-        if all((name, category) not in other.series for other in others)
-    ]
+    found = []
+    for name, category in side.series.keys() - set[Key]().union(*(other.series for other in others)):
+        own, each_ns = side.series[name, category], side.each("total_ns", (name, category))
+        total_ns = int(own.total_ns)
+        found.append(Presence(name=name, category=category, count=own.count, total_ns=total_ns, each_ns=each_ns))
     return sorted(found, key=lambda one: (-one.total_ns, one.name, one.category))

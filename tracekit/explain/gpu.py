@@ -17,7 +17,6 @@ from tracekit.explain.results import Result
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from tracekit.explain.arrays import Ints
@@ -207,14 +206,6 @@ class _GPU(NamedTuple):
     last_ns: int  # that of the last
 
 
-def _activities(table: RunDatabase, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
-    """Yield the activities of a GPU in order, as arrays of about `_PIECE` rows."""
-    pieces = -(-gpu.activities // _PIECE)
-    edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
-    for first, end in pairwise(edges):
-        yield table.columns(_OF_GPU.format(rank=_literal(gpu.rank), device=gpu.device, first=first, end=end))
-
-
 def _literal(rank: int | None) -> str:
     return "NULL" if rank is None else str(rank)
 
@@ -262,7 +253,10 @@ def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[t
     of_rank = (_OF_RANK.format(table=name, rank=_literal(gpu.rank)) for name in ("profiler_pause", "cpu_collective"))
     pauses, exchange = (_Cover(*table.columns(sql).values()) for sql in of_rank)
     gaps: list[tuple[int, ...]] = []
-    for piece in _activities(table, gpu):
+    pieces = -(-gpu.activities // _PIECE)
+    edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
+    for first, end in pairwise(edges):
+        piece = table.columns(_OF_GPU.format(rank=_literal(gpu.rank), device=gpu.device, first=first, end=end))
         starts, ends = piece["start_ns"], piece["end_ns"]
         computes, communicates = piece["computes"], piece["communicates"]
         of_kernels = computes | communicates

@@ -79,18 +79,17 @@ def compare_runs(before: Sequence[Floats], after: Floats, correction: Correction
         spreads.append((math.sqrt(between), count - 1.0))
     middle = fmean(one.log for one in earlier)
     change = later.log - middle
-    is_certain = min(one.freedom for one in (*earlier, later)) >= MIN_FREEDOM
-    reach = max(error * _critical(correction.tail, own) for error, own in spreads) if is_certain else _MAX_REACH
-    reach = min(_MAX_REACH, reach)
+    reach, chance = _MAX_REACH, 1.0
+    if min(one.freedom for one in (*earlier, later)) >= MIN_FREEDOM:
+        reach = min(reach, max(error * _critical(correction.tail, own) for error, own in spreads))
+        chance = min(chance, correction.tests * max(_tail(abs(change), *spread) for spread in spreads))
     return RunChange(
         before=math.exp(middle),
         after=math.exp(later.log),
         ratio=math.exp(change),
         low=math.exp(change - reach),
         high=math.exp(change + reach),
-        chance=min(1.0, correction.tests * max(_tail(abs(change), *spread) for spread in spreads))
-        if is_certain
-        else 1.0,
+        chance=chance,
         resolution=math.expm1(reach),
     )
 

@@ -183,13 +183,8 @@ def _steps_needed(deviation: float, each: float, tail: float, shown: float, step
 
     if not shown or suffices(steps):
         return None
-    power = 10
-    while power < _MAX_STEPS:
-        for factor in (1, 2, 5):
-            if factor * power > steps and suffices(factor * power):
-                return factor * power
-        power *= 10
-    return _MAX_STEPS
+    counts = (factor * 10**power for power in range(1, 7) for factor in (1, 2, 5))
+    return next((count for count in counts if count > steps and suffices(count)), _MAX_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
