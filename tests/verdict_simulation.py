@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tracekit.explain.arrays import median_of_others
-from tracekit.explain.causes import StageCosts, find_causes
 from tracekit.explain.cycles import find_cycles
 from tracekit.explain.noise import Correction, block_means
-from tracekit.explain.outlier_steps import find_outlier_steps
-from tracekit.explain.run_change import compare_runs
-from tracekit.explain.slow_ranks import compare_ranks, slow_rows
+from tracekit.explain.run_change import StageCosts, compare_runs, find_causes
+from tracekit.explain.slow_ranks import compare_ranks, find_outlier_steps, slow_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -61,10 +61,11 @@ def number_spans(numbers: Iterable[int], *, dash: str = "-", most: int | None = 
     return words if most is None or len(spans) <= most else f"{words} and others, {len(ordered):,} in all"
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table: the first column aligned to the left, the others to the right."""
+def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the lines of a table: the first column or columns aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    aligned = ([*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in aligned]
 
 
 def size_words(size_bytes: int) -> str:

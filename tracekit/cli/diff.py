@@ -89,7 +89,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run ``tracekit diff``; return its exit code."""
     from tracekit.explain.diff import diff_traces
-    from tracekit.explain.diff_text import diff_lines, gate_line
+    from tracekit.explain.diff_results import diff_lines, gate_line
 
     before: list[str] = [path for path in (args.before, args.after) if path is not None]
     after = before.pop() if len(before) == 2 or (args.baseline and before) else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.explain.inputs import recordings_of
 from tracekit.explain.results import Result
+from tracekit.explain.run import recordings_of
 from tracekit.explain.text import duration
 
 if TYPE_CHECKING:
@@ -116,21 +116,20 @@ def _of_files(rank: int, files: list[Facts], *, is_reference: bool, shared: bool
     exchanges = [facts["account"]["exchange"] for facts in files if facts["account"]["exchange"] is not None]
     best = min(exchanges, key=lambda exchange: exchange["error_ns"], default=None)
     host = next((host for facts in files if isinstance(host := facts["account"]["metadata"].get("host"), str)), None)
-    offset_ns: int | None = 0
-    error_ns: int | None = 0
     drift_ppm = None
+    placed: tuple[str, str, int | None, int | None]
     if is_reference:
-        source, words = "reference", "the others are compared with this clock"
+        placed = "reference", "the others are compared with this clock", 0, 0
     elif shared:
-        source, words = "shared", "the same clock: same host and boot"
+        placed = "shared", "the same clock: same host and boot", 0, 0
     elif best is not None:
         count = sum(exchange["count"] for exchange in exchanges)
-        source, offset_ns, error_ns = "measured", best["offset_ns"], best["error_ns"]
-        drift_ppm = None if best["drift_ppb"] is None else best["drift_ppb"] / 1000
         words = f"compared with rank {best['reference_rank']} {count:,} times; best to ± {duration(best['error_ns'])}"
+        placed = "measured", words, best["offset_ns"], best["error_ns"]
+        drift_ppm = None if best["drift_ppb"] is None else best["drift_ppb"] / 1000
     else:
-        source, offset_ns, error_ns = "wall", None, None
-        words = "wall clock; its relation to the others is not in the traces"
+        placed = "wall", "wall clock; its relation to the others is not in the traces", None, None
+    source, words, offset_ns, error_ns = placed
     count, largest = _clock_steps(files, rank)
     return ClockRow(
         rank=rank,

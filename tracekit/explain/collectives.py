@@ -1,13 +1,21 @@
-"""The collectives of a run, and the time that computing does not hide, from the event table."""
+"""The collectives of a run: the time that computing does not hide, and the time that ranks wait for late members.
+
+All members leave a collective that synchronises at one moment, so that who is in it for the shortest time has come last, and
+the others have waited for it. Durations are enough for that: the clocks need not be synchronised.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
+from tracekit.explain.stragglers_results import CollectiveReport, Member
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import UNSET, Event, Raw, encode_json
-from tracekit.traces.collectives.collector import NAMES_OF_COLLECTIVES, Collective, CollectiveCollector
+from tracekit.traces.collectives.collector import NAMES_OF_COLLECTIVES, Collective, CollectiveCollector, by_group
+from tracekit.traces.collectives.matching import match
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,9 +25,8 @@ if TYPE_CHECKING:
 
 _MAX_EVENTS: Final = 20_000
 _NAMED: Final = " OR ".join(f"starts_with(name, '{name[1:].decode()}')" for name in NAMES_OF_COLLECTIVES)
-_COUNT: Final = (
-    "SELECT count(*) AS events FROM events WHERE phase = 'X' AND ({named}) AND NOT starts_with(name, 'ProfilerStep#')"
-)
+_COUNT: Final = """
+SELECT count(*) AS events FROM events WHERE phase = 'X' AND ({named}) AND NOT starts_with(name, 'ProfilerStep#')"""
 _EVENTS: Final = """
 SELECT coalesce(rank, -1) AS rank, file, pid, tid, category, name, start_ns, duration_ns, a.args FROM (
     SELECT * EXCLUDE (args) FROM events WHERE phase = 'X' AND ({named})
@@ -98,7 +105,70 @@ def _covers(starts: Ints, ends: Ints, times: Ints) -> Bools:
     return covered
 
 
-def read_collectives(run: Run) -> dict[int, list[Collective]]:
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waiting in collectives."""
+
+    report: CollectiveReport | None  # None where no collective was found on two ranks or more
+    late_ns: dict[int, list[float]]  # of each rank, its delay behind the median of the other members in each collective
+    unmatched: list[str]  # why those of some ranks could not be matched, in words
+
+
+def collective_waits(run: Run) -> Waits:
+    """Find the time that each rank waited for others in collectives."""
+    groups: dict[tuple[str, str], dict[int, list[Collective]]] = {}
+    for rank, own in sorted(_read_collectives(run).items()):
+        for group, found in by_group(own):
+            groups.setdefault(group, {})[rank] = found
+    matched: list[dict[int, Collective]] = []
+    unmatched: list[str] = []
+    for _, logs in sorted(groups.items()):
+        (hub, ours), *others = logs.items()
+        sets: dict[int, dict[int, Collective]] = {id(one): {hub: one} for one in ours}
+        for rank, theirs in others:
+            pairs = match(ours, theirs)
+            if isinstance(pairs, str):
+                unmatched.append(f"rank {rank}: {pairs}")
+                continue
+            for one, other in pairs:
+                sets[id(one)][rank] = other
+        matched += [one for one in sets.values() if len(one) > 1]
+    late: dict[int, list[float]] = {}
+    sums: dict[int, list[int]] = {}  # of each rank: the time that it waited, the time after, and how often it came last
+    spreads = sorted(_take(one, late, sums) for one in matched)
+    if not spreads:
+        return Waits(None, {}, unmatched)
+    members = []
+    for rank, (wait, transfer, last) in sorted(sums.items()):
+        mean_ns = fmean(late[rank])
+        counts = {"count": len(late[rank]), "last": last}
+        members.append(Member(rank=rank, wait_ns=wait, transfer_ns=transfer, mean_late_ns=mean_ns, **counts))
+    report = CollectiveReport(
+        count=len(spreads),
+        spread_median_ns=spreads[len(spreads) // 2],
+        spread_longest_ns=spreads[-1],
+        members=members,
+    )
+    return Waits(report, late, unmatched)
+
+
+def _take(found: dict[int, Collective], late: dict[int, list[float]], sums: dict[int, list[int]]) -> int:
+    """Add up one collective; returns how far apart the first and the last came."""
+    lengths = {rank: one.end_ns - one.start_ns for rank, one in found.items()}
+    transfer = min(lengths.values())
+    last = min(lengths, key=lambda rank: (lengths[rank], rank))
+    ordered = sorted(lengths.values())
+    places = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
+    for rank, length in lengths.items():
+        # The median of the others: the sorted lengths without the own one.
+        others = fmean(ordered[place + (length <= ordered[place])] for place in places)
+        late.setdefault(rank, []).append(others - length)
+        before = sums.get(rank, [0, 0, 0])
+        sums[rank] = [before[0] + length - transfer, before[1] + transfer, before[2] + (rank == last)]
+    return max(lengths.values()) - transfer
+
+
+def _read_collectives(run: Run) -> dict[int, list[Collective]]:
     """Return the collectives of each rank in the order of their ends; of each kind of event, at most the first 20,000."""
     run.database.derive("collective_count", _COUNT.format(named=_NAMED))
     ((count,),) = run.database.run("SELECT events FROM collective_count")

@@ -83,14 +83,13 @@ class CounterReport(Result, frozen=True):
 
 def counters_of(run: Run) -> CounterReport:
     """Return the counters of a run, with the memory of torch's allocator."""
-    ((memory,),) = run.database.run("SELECT count(*) FROM (SELECT 1 FROM events WHERE name = '[memory]' LIMIT 1)")
     database = run.database
+    memory = database.run("SELECT 1 FROM events WHERE name = '[memory]' LIMIT 1")
     if memory:
         database.add_args()
     database.run(_VALUES.format(memory=_MEMORY if memory else "", most=MAX_COUNTERS))
-    ((whole,),) = database.run(
-        "SELECT count(*) FROM (SELECT DISTINCT left(name, 200), left(series, 200) FROM counters)"
-    )
+    names = "SELECT DISTINCT left(name, 200), left(series, 200) FROM counters"
+    ((whole,),) = database.run(f"SELECT count(*) FROM ({names})")  # noqa: S608
     times: dict[tuple[str, str], list[CounterTime]] = {}
     for name, key, *values in database.run(_TIMES.format(times=TIMES)):
         times.setdefault((name, key), []).append(CounterTime(*values))

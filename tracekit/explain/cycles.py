@@ -17,14 +17,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.arrays import np
+from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tracekit.explain.arrays import Floats
+    from tracekit.explain.stages import StageTimes
+    from tracekit.explain.steps import RunSteps
 
-MIN_CYCLES: Final = 3
-
+UNRECORDED: Final = "(unrecorded)"
+_MIN_CYCLES: Final = 3
+_MAX_CELLS: Final = 4_000_000
+_MIN_STEPS: Final = 50
 _ABOUT_EQUAL: Final = 1.1
 _KNOWN: Final = 3.0
 _MUCH_LESS: Final = 0.7
@@ -72,11 +77,10 @@ def find_cycles(times: Floats, joined: Sequence[bool], meets: Sequence[bool]) ->
         joined: True for each step that directly follows the one before, in all ranks.
         meets: True for each stage that is known to synchronize the ranks, such as a collective.
 
-    Returns:
-        The cycles; None if there are fewer than `MIN_CYCLES`.
+    Returns None if there are fewer than three cycles.
     """
     ranks, steps, stages = times.shape
-    if ranks < 2 or not stages or steps < MIN_CYCLES:
+    if ranks < 2 or not stages or steps < _MIN_CYCLES:
         return None
     follows = np.array(joined[1:], dtype=bool)
     last, waits = _waiting_stage(times, follows, meets)
@@ -86,7 +90,7 @@ def find_cycles(times: Floats, joined: Sequence[bool], meets: Sequence[bool]) ->
         begins = np.flatnonzero(follows).tolist()
         rest, first = times[:, :-1, last + 1 :], times[:, 1:, : last + 1]
         times = np.concatenate([rest, first], axis=2)[:, follows]
-    if len(begins) < MIN_CYCLES:
+    if len(begins) < _MIN_CYCLES:
         return None
     return Cycles(times, np.cumsum(times, axis=2), order, begins, waits)
 
@@ -117,3 +121,68 @@ def _waiting_stage(times: Floats, follows: Floats, meets: Sequence[bool]) -> tup
     )
     waits = meets[found] or bool(spreads[found] < _MUCH_LESS * np.median(spreads))
     return (found, True) if waits else (stages - 1, False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunCycles:
+    """The stages of all ranks in the steps that they have in common."""
+
+    ranks: list[int]  # the ranks that are compared
+    numbers: list[int]  # numbers of the steps that are compared
+    names: list[str]  # names of the stages, in the order within a step; the last is the time outside of all stages
+    meets: list[bool]  # true for each stage that is a collective
+    cycles: Cycles | None  # None where there is too little to compare
+    notes: list[str]  # gaps of the comparison, and their reasons
+
+    @property
+    def ordered_names(self) -> list[str]:
+        """The names of the stages, in the order of the cycle."""
+        return [] if self.cycles is None else [self.names[stage] for stage in self.cycles.order]
+
+
+def cycles_of_run(stages: Mapping[int, StageTimes], steps: RunSteps) -> RunCycles:
+    """Cut the stages of all ranks to cycles."""
+    compared = {rank: own for rank, own in sorted(stages.items()) if own.names and rank >= 0}
+    ranks = list(compared)
+    if len(ranks) < 2:
+        note = "stages cannot be compared: fewer than two ranks have steps with stages in them"
+        return RunCycles(ranks, [], [], [], None, [note])
+    offsets: dict[str, list[float]] = {}
+    known: set[str] = set()
+    for own in compared.values():
+        for name, offset in zip(own.names, own.offsets_ns, strict=True):
+            offsets.setdefault(name, []).append(offset)
+        known.update(name for name, is_meeting in zip(own.names, own.meets, strict=True) if is_meeting)
+    names = [*sorted(offsets, key=lambda name: (sum(offsets[name]) / len(offsets[name]), name)), UNRECORDED]
+    meets = [name in known for name in names]
+    numbers, notes = steps.common(ranks), []
+    most = max(_MIN_STEPS, _MAX_CELLS // (len(names) * len(ranks)))
+    if len(numbers) > most:
+        notes.append(f"only the last {most:,} of {len(numbers):,} steps are compared")
+        numbers = numbers[-most:]
+    cycles = None
+    if len(numbers) >= _MIN_CYCLES:
+        joined = [False, *(np.diff(numbers) == 1)]
+        cycles = find_cycles(np.stack([_times(own, numbers, names) for own in compared.values()]), joined, meets)
+    if cycles is None:
+        notes.append(
+            f"stages cannot be compared: the ranks have {counted(len(numbers), 'step')} in common, and at least "
+            f"{_MIN_CYCLES} are needed"
+        )
+    elif not cycles.waits:
+        notes.append("the times do not show that the ranks wait for each other: a slow rank may delay no other")
+    elif not meets[cycles.order[-1]]:
+        notes.append(
+            f"a delay inside of {names[cycles.order[-1]]} itself looks like waiting there: give the exchange a marker of "
+            "its own, such as all_reduce, or name torch.profiler's traces as well"
+        )
+    return RunCycles(ranks, numbers, names, meets, cycles, notes)
+
+
+def _times(own: StageTimes, numbers: list[int], names: list[str]) -> Floats:
+    """Return the times of each stage in some steps, shape (steps, stages)."""
+    at = own.steps.places(numbers)
+    times = np.zeros((len(at), len(names)))
+    times[:, [names.index(name) for name in own.names]] = own.times[at]
+    times[:, -1] = np.maximum(0, own.steps.durations[at] - times[:, :-1].sum(axis=1))
+    return times

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
 from tracekit.explain.arrays import np
-from tracekit.explain.causes import count_stages, find_causes, marker_of, stage_costs_of
 from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, TraceDiff
 from tracekit.explain.noise import Correction
 from tracekit.explain.run import check_shares, open_run
-from tracekit.explain.run_change import compare_runs
+from tracekit.explain.run_change import compare_runs, count_stages, find_causes, marker_of, stage_costs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Floats
-    from tracekit.explain.causes import StageCosts
     from tracekit.explain.diff_results import Cause
     from tracekit.explain.run import Run
+    from tracekit.explain.run_change import StageCosts
 
 _MAX_CELLS: Final = 8_000_000
 _MIN_STEPS: Final = 50
@@ -40,24 +39,32 @@ WITH own AS (
 SELECT rank, step, row_number() OVER (PARTITION BY rank ORDER BY start_ns) - 1 AS place
 FROM own ANTI JOIN (VALUES {excluded}) AS excluded(rank, step) USING (rank, step)"""
 
-_CELLS: Final = """
+# A row is a `_Series` behind its label; the label -1 stands for whole steps.
+_SERIES_OF_STEPS: Final = """
 WITH timed AS (
     SELECT label, rank, step, duration_ns, self_ns FROM slice WHERE kind NOT IN ('frame', 'step')
     UNION ALL SELECT -1, coalesce(rank, -1), step, duration_ns, duration_ns FROM steps
+), cell AS (
+    SELECT label, place, sum(duration_ns)::DOUBLE AS total_ns, count(DISTINCT rank) AS ranks, count(*) AS slices,
+        sum(self_ns)::DOUBLE AS self_ns
+    FROM timed JOIN place USING (rank, step) WHERE place < {kept} GROUP BY label, place
 )
-SELECT label, place, sum(duration_ns)::DOUBLE AS total_ns, count(DISTINCT rank) AS ranks, count(*) AS slices,
-    sum(self_ns)::DOUBLE AS self_ns
-FROM timed JOIN place USING (rank, step) WHERE place < {kept} GROUP BY label, place ORDER BY label, place"""
+SELECT label, coalesce(list(total_ns / ranks ORDER BY place) FILTER (total_ns > 0), []) AS values_ns,
+    sum(slices)::BIGINT AS slices, sum(total_ns) AS total_ns, sum(self_ns) AS self_ns, avg(ranks) AS ranks,
+    count(*) FILTER (total_ns > 0) / {kept} AS presence
+FROM cell GROUP BY label ORDER BY label"""
 
-_SLICES: Final = """
+_SERIES_OF_SLICES: Final = """
 WITH own AS (
     SELECT label, duration_ns, row_number() OVER in_order - 1 AS number, count(*) OVER of_label AS slices,
         sum(duration_ns) OVER of_label AS total_ns, sum(self_ns) OVER of_label AS self_ns
     FROM slice WHERE kind NOT IN ('frame', 'step') AND rank IN ({ranks})
     WINDOW of_label AS (PARTITION BY label), in_order AS (PARTITION BY label ORDER BY rank, start_ns, file, id)
 )
-SELECT label, duration_ns::DOUBLE AS value_ns, slices, total_ns::DOUBLE AS total_ns, self_ns::DOUBLE AS self_ns FROM own
-WHERE number % (2 ** ceil(log2(greatest(1.0, slices / {most}.0))))::BIGINT = 0 ORDER BY label, number"""
+SELECT label, coalesce(list(duration_ns::DOUBLE ORDER BY number) FILTER (duration_ns > 0), []) AS values_ns,
+    any_value(slices) AS slices, any_value(total_ns)::DOUBLE AS total_ns, any_value(self_ns)::DOUBLE AS self_ns,
+    1::DOUBLE AS ranks, 1::DOUBLE AS presence
+FROM own WHERE number % (2 ** ceil(log2(greatest(1.0, slices / {most}.0))))::BIGINT = 0 GROUP BY label ORDER BY label"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,12 @@ class _Side:
         """The mean step; 0 without steps."""
         return float(self.series[STEP, ""].values.mean()) if self.shown.steps else 0.0
 
+    def each(self, amount: str, key: Key) -> float:
+        """Return an amount of a marker for each step of a rank that has it; without steps, for each slice."""
+        own = self.series[key]
+        of = self.shown.steps * (own.ranks or 1) if self.shown.steps else own.count
+        return float(getattr(own, amount) / of)
+
 
 def diff_traces(
     first: Paths,
@@ -108,7 +121,7 @@ def diff_traces(
 
     Compares the mean time of each marker in a step or, where a run has fewer than five steps, in a slice. Warm-up steps do not
     count. Where ranks wait for each other, `TraceDiff.causes` has the stages that made the step longer; see
-    `tracekit.explain.causes`.
+    `tracekit.explain.run_change`.
 
     Args:
         first: Traces of the earlier run: files, folders, globs or URLs.
@@ -202,9 +215,10 @@ def _read(
         timed = [own for own in ranks if own in run.steps.ranks]
         steps = _place_steps(run, timed) if timed and by_steps else 0
         if steps < MIN_VALUES:
-            steps, series = 0, _series_of_slices(run, ranks)
+            named = ", ".join(map(str, ranks)) or "NULL"
+            steps, series = 0, _series(run, _SERIES_OF_SLICES.format(ranks=named, most=_MAX_VALUES), "label")
         else:
-            ranks, series = timed, _series_of_steps(run, steps)
+            ranks, series = timed, _series(run, _SERIES_OF_STEPS.format(kept=steps), "label", "place")
         costs = stage_costs_of(run) if steps and rank is None else None
         shown = DiffSide(files=[path for path, _ in run.files], ranks=ranks, steps=steps)
         return _Side(shown, series, [*run.notes, *run.steps.notes], costs)
@@ -223,49 +237,15 @@ def _place_steps(run: Run, ranks: list[int]) -> int:
     return int(min(most, *(counts.get(rank, 0) for rank in ranks)))
 
 
-def _series_of_steps(run: Run, steps: int) -> dict[Key, _Series]:
-    run.database.derive("diff_cell", _CELLS.format(kept=steps), of=["label", "place"])
-    columns = run.database.columns("SELECT * FROM diff_cell")
-    found: dict[Key, _Series] = {}
-    for label, own in _by_label(columns):
-        total, ranks = own["total_ns"], own["ranks"]
-        found[(STEP, "") if label < 0 else run.labels[label][:2]] = _Series(
-            values=(total / ranks)[total > 0],
-            count=int(own["slices"].sum()),
-            total_ns=float(total.sum()),
-            self_ns=float(own["self_ns"].sum()),
-            ranks=float(ranks.mean()),
-            presence=float((total > 0).sum()) / steps,
-        )
-    return found
-
-
-def _series_of_slices(run: Run, ranks: list[int]) -> dict[Key, _Series]:
-    slices = _SLICES.format(ranks=", ".join(map(str, ranks)) or "NULL", most=_MAX_VALUES)
-    run.database.derive("diff_slice", slices, of=["label"])
-    columns = run.database.columns("SELECT * FROM diff_slice")
+def _series(run: Run, sql: str, *tables: str) -> dict[Key, _Series]:
+    """Return the markers from a query, which reads derived tables."""
+    run.database.derive("diff_series", sql, of=tables)
+    columns = run.database.columns("SELECT * FROM diff_series").values()
+    rows = zip(*(values.tolist() for values in columns), strict=True)
     return {
-        run.labels[label][:2]: _Series(
-            values=own["value_ns"][own["value_ns"] > 0],
-            count=int(own["slices"][0]),
-            total_ns=float(own["total_ns"][0]),
-            self_ns=float(own["self_ns"][0]),
-            ranks=1.0,
-            presence=1.0,
-        )
-        for label, own in _by_label(columns)
+        (STEP, "") if label < 0 else run.labels[label][:2]: _Series(np.asarray(values, dtype=float), *amounts)
+        for label, values, *amounts in rows
     }
-
-
-def _by_label(columns: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of each label, which follow each other."""
-    labels = np.asarray(columns["label"])
-    starts = np.flatnonzero(np.append(True, labels[1:] != labels[:-1])) if len(labels) else labels
-    ends = np.append(starts[1:], len(labels))
-    return [
-        (int(labels[start]), {name: np.asarray(values[start:end]) for name, values in columns.items()})
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=len(labels) > 0)
-    ]
 
 
 def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> tuple[list[Change], list[Cause], int]:
@@ -293,9 +273,9 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> 
                 category=key[1],
                 before_ns=change.before,
                 after_ns=change.after,
-                self_change_ns=_self_ns(theirs, key) - fmean(_self_ns(side, key) for side in ours),
-                count_before=fmean(_each(side.series[key].count, side.series[key], side) for side in ours),
-                count_after=_each(theirs.series[key].count, theirs.series[key], theirs),
+                self_change_ns=theirs.each("self_ns", key) - fmean(side.each("self_ns", key) for side in ours),
+                count_before=fmean(side.each("count", key) for side in ours),
+                count_after=theirs.each("count", key),
                 ratio=change.ratio,
                 low=change.low,
                 high=change.high,
@@ -309,27 +289,11 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> 
     return found, causes, len(values) - len(tested)
 
 
-def _self_ns(side: _Side, key: Key) -> float:
-    own = side.series[key]
-    return _each(own.self_ns, own, side)
-
-
-def _each(amount: float, series: _Series, side: _Side) -> float:
-    """Return an amount for each step of a rank that has the marker; without steps, for each slice."""
-    return amount / (side.shown.steps * (series.ranks or 1) if side.shown.steps else series.count)
-
-
 def _only(side: _Side, others: list[_Side]) -> list[Presence]:
     """Return the markers that only one side has, the longest first."""
-    found = [
-        Presence(
-            name=name,
-            category=category,
-            count=own.count,
-            total_ns=int(own.total_ns),
-            each_ns=_each(own.total_ns, own, side),
-        )
-        for (name, category), own in side.series.items()
-        if all((name, category) not in other.series for other in others)
-    ]
+    found = []
+    for name, category in side.series.keys() - set[Key]().union(*(other.series for other in others)):
+        own, each_ns = side.series[name, category], side.each("total_ns", (name, category))
+        total_ns = int(own.total_ns)
+        found.append(Presence(name=name, category=category, count=own.count, total_ns=total_ns, each_ns=each_ns))
     return sorted(found, key=lambda one: (-one.total_ns, one.name, one.category))

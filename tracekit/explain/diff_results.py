@@ -1,10 +1,17 @@
-"""Changes between runs, as values; `TraceDiff.as_dict` is the JSON form (``schemas/diff.schema.json``)."""
+"""Changes between runs, as values and as lines; `TraceDiff.as_dict` is the JSON form (``schemas/diff.schema.json``)."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.results import Result
+from tracekit.explain.text import duration, section, shortened
+from tracekit.wording import counted, rank_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_SPANS: Final = 5
 
 STEP: Final = "(step)"  # how whole steps are called among the markers
 
@@ -115,3 +122,114 @@ class TraceDiff(Result, frozen=True, kw_only=True):
     def slower_by(self, share: float) -> list[Change]:
         """Return the markers that became slower by more than a share: 0.05 for 5 %."""
         return [change for change in self.slower if change.ratio - 1 > share]
+
+
+def diff_lines(diff: TraceDiff, top: int) -> Iterator[str]:
+    """Yield the lines of a difference."""
+    for name, side in (("before", diff.before), ("after", diff.after)):
+        runs = f"{counted(diff.baselines, 'run')}, " if name == "before" and diff.baselines > 1 else ""
+        ranks = f"rank {side.ranks[0]}" if len(side.ranks) == 1 else counted(len(side.ranks), "rank")
+        steps = counted(side.steps, "step") if side.steps else "no steps"
+        yield f"{name}: {runs}{counted(len(side.files), 'file')}, {ranks}, {steps}"
+    if diff.step is not None:
+        step = diff.step
+        yield f"step: {duration(step.before_ns)} -> {duration(step.after_ns)} ({_percent(step)})"
+        yield f"  {_sight(diff, step)}"
+    for cause in diff.causes[:top]:
+        yield _cause(cause, diff)
+    each = "a step" if diff.before.steps or diff.after.steps else "a slice"
+    for title, found in (("slower", diff.slower), ("faster", diff.faster)):
+        yield from _changes(title, [one for one in found if not one.waiting], each, top)
+        yield from _changes(f"{title}, waiting for late ranks", [one for one in found if one.waiting], each, top)
+    yield from _presences("new", diff.new, each, top)
+    yield from _presences("gone", diff.vanished, each, top)
+    yield ""
+    if not diff.compared:
+        yield "nothing could be compared: no marker has enough values on both sides"
+    elif not diff.slower and not diff.faster:
+        yield "no marker became slower or faster"
+    if diff.compared:
+        yield f"{counted(len(diff.unchanged), 'marker')} compared without a change that is sure"
+    for note in diff.notes:
+        yield f"note: {note}"
+
+
+def gate_line(name: str, change: Change, share: float) -> str | None:
+    """Return the line on a gate that fails or cannot be judged; None if it is passed."""
+    what = "the step" if change.name == STEP else shortened(change.name)
+    if change.is_slower_by(share):
+        least = f"at least {change.lower_99 - 1:.1%} with 99% confidence"
+        return f"{name}: {what} is {change.ratio - 1:.1%} slower, more than {_plain(share)}; {least}"
+    if change.resolution > share:
+        seen = f"a slow-down below {change.resolution:.1%}" if change.resolution < 1 else "any slow-down"
+        return f"{name}: {what} cannot be judged: the noise hides {seen}, which is more than {_plain(share)}"
+    return None
+
+
+def _cause(cause: Cause, diff: TraceDiff) -> str:
+    """Return the sentence on a cause: the stage, the ranks that come late in it, and where the others wait for them."""
+    is_longer = cause.change_ns > 0
+    least, most = sorted((abs(cause.low_ns), abs(cause.high_ns)))
+    cost = f"{duration(abs(cause.change_ns))} a step {'longer' if is_longer else 'less'}"
+    limits = f"({cause.share_of_step:+.1%} of it; {duration(least)} to {duration(most)})"
+    line = f"cause: {shortened(cause.stage)} takes {cost} {limits}"
+    if len(cause.ranks) == cause.of_ranks:
+        return f"{line} on all ranks"
+    who = rank_spans(cause.ranks, dash=" to ", most=_MAX_SPANS)
+    waits = [one.name for one in (diff.slower if is_longer else diff.faster) if one.waiting]
+    where = (
+        f"; the others wait {'longer' if is_longer else 'less'} in {', '.join(map(shortened, waits))}" if waits else ""
+    )
+    come = "come" if is_longer and len(cause.ranks) > 1 else "comes" if is_longer else "came"
+    return f"{line} on {who}, which {come} late{where}"
+
+
+def _plain(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def _sight(diff: TraceDiff, step: Change) -> str:
+    """Return what the comparison of steps can show."""
+    seen = (
+        f"a slow-down of {step.resolution:.1%} would be certain"
+        if step.resolution < 1
+        else "the noise hides any change"
+    )
+    if diff.baselines > 1:
+        return f"{seen}, with the variation between {diff.baselines} runs before"
+    return f"{seen} within these runs"
+
+
+def _percent(change: Change) -> str:
+    return f"{change.ratio - 1:+.1%}, at least {change.lower_99 - 1:+.1%} with 99% confidence"
+
+
+def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator[str]:
+    rows = [
+        (
+            shortened(change.name),
+            shortened(change.category, 16),
+            duration(change.before_ns),
+            duration(change.after_ns),
+            f"{change.ratio - 1:+.1%}",
+            "-" if change.share_of_step is None else f"{change.share_of_step:+.1%}",
+            f"{change.low - 1:+.1%} to {change.high - 1:+.1%}",
+            "-" if change.name == STEP else duration(change.self_change_ns),
+            f"{change.count_before:.4g} -> {change.count_after:.4g}",
+        )
+        for change in changes[:top]
+    ]
+    head = ("name", "category", "before", "after", "change", "of step", "limits", "of it self", "count")
+    return section(f"{title} ({each})", head, rows, 2, _more(len(changes), top))
+
+
+def _presences(title: str, found: list[Presence], each: str, top: int) -> Iterator[str]:
+    rows = [
+        (shortened(one.name), shortened(one.category, 16), f"{one.count:,}", duration(one.each_ns))
+        for one in found[:top]
+    ]
+    return section(title, ("name", "category", "count", each), rows, 2, _more(len(found), top))
+
+
+def _more(count: int, top: int) -> list[str]:
+    return [f"  and {count - top:,} more; --top N shows N, --json all"] if count > top else []

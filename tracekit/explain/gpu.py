@@ -17,7 +17,6 @@ from tracekit.explain.results import Result
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from tracekit.explain.arrays import Ints
@@ -207,29 +206,16 @@ class _GPU(NamedTuple):
     last_ns: int  # that of the last
 
 
-def _activities(table: RunDatabase, gpu: _GPU) -> Iterator[Mapping[str, Any]]:
-    """Yield the activities of a GPU in order, as arrays of about `_PIECE` rows."""
-    pieces = -(-gpu.activities // _PIECE)
-    edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
-    for first, end in pairwise(edges):
-        yield table.columns(_OF_GPU.format(rank=_literal(gpu.rank), device=gpu.device, first=first, end=end))
-
-
 def _literal(rank: int | None) -> str:
     return "NULL" if rank is None else str(rank)
 
 
 class _Busy:
-    """The time with one of some activities, which are added in the order of their starts.
-
-    Attributes:
-        total_ns: This time.
-        until_ns: The latest end.
-    """
+    """The time with one of some activities, which are added in the order of their starts."""
 
     def __init__(self) -> None:
         self.total_ns = 0
-        self.until_ns = _NEVER
+        self.until_ns = _NEVER  # the latest end
 
     def add(self, starts: Ints, ends: Ints) -> Ints:
         """Add activities; return the latest end before each, `_NEVER` before the first."""
@@ -264,22 +250,19 @@ def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[t
     """Return the time of a GPU, and its longest idle times: minus the length, start, and file and id of the activity after it."""
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
     pause_ns = host_bound_ns = host_communication_ns = 0
-    pauses, exchange = (
-        _Cover(*table.columns(_OF_RANK.format(table=name, rank=_literal(gpu.rank))).values())
-        for name in ("profiler_pause", "cpu_collective")
-    )
+    of_rank = (_OF_RANK.format(table=name, rank=_literal(gpu.rank)) for name in ("profiler_pause", "cpu_collective"))
+    pauses, exchange = (_Cover(*table.columns(sql).values()) for sql in of_rank)
     gaps: list[tuple[int, ...]] = []
-    for piece in _activities(table, gpu):
+    pieces = -(-gpu.activities // _PIECE)
+    edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
+    for first, end in pairwise(edges):
+        piece = table.columns(_OF_GPU.format(rank=_literal(gpu.rank), device=gpu.device, first=first, end=end))
         starts, ends = piece["start_ns"], piece["end_ns"]
         computes, communicates = piece["computes"], piece["communicates"]
         of_kernels = computes | communicates
         until = every.add(starts, ends)
-        for busy, chosen in (
-            (compute, computes),
-            (communication, communicates),
-            (kernels, of_kernels),
-            (memory, ~of_kernels),
-        ):
+        kinds = {compute: computes, communication: communicates, kernels: of_kernels, memory: ~of_kernels}
+        for busy, chosen in kinds.items():
             busy.add(starts[chosen], ends[chosen])
         idle = (until > _NEVER) & (starts > until)
         pausing = idle & (pauses.until(starts) > pauses.until(until))
@@ -290,8 +273,8 @@ def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[t
         host_communication_ns += int((exchange.until(starts[waits]) - exchange.until(until[waits])).sum())
         at = np.flatnonzero(idle)
         at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
-        columns = (until[at] - starts[at], until[at], piece["file"][at], piece["id"][at])
-        gaps += zip(*(values.tolist() for values in columns), strict=True)
+        columns = (until - starts, until, piece["file"], piece["id"])
+        gaps += zip(*(values[at].tolist() for values in columns), strict=True)
     span_ns = every.until_ns - gpu.first_ns - pause_ns
     time = GPUTime(
         rank=gpu.rank,

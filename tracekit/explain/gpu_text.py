@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tracekit.explain.cells import DEVICE_TIMES, device_lines
@@ -12,7 +13,7 @@ from tracekit.wording import counted, size_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tracekit.explain.gpu import GPUReport, GPUTime, Kernel
+    from tracekit.explain.gpu import GPUReport, GPUTime
 
 _Row = TypeVar("_Row")
 _NAME_WIDTH: Final = 34
@@ -72,34 +73,26 @@ def _streams(report: GPUReport) -> Iterator[str]:
 
 def _kernels(report: GPUReport, top: int) -> Iterator[str]:
     total_ns = sum(kernel.total_ns for kernel in report.kernels) or 1
-    by_type: dict[str, int] = {}
+    by_type = Counter[str]()
     for kernel in report.kernels:
-        by_type[kernel.type] = by_type.get(kernel.type, 0) + kernel.total_ns
+        by_type[kernel.type] += kernel.total_ns
     yield ""
-    yield "kernels: " + ", ".join(
-        f"{name} {share(ns / total_ns)}" for name, ns in sorted(by_type.items(), key=lambda item: (-item[1], item[0]))
-    )
+    ordered = sorted(by_type.items(), key=lambda item: (-item[1], item[0]))
+    yield "kernels: " + ", ".join(f"{name} {share(ns / total_ns)}" for name, ns in ordered)
     several = len({gpu.rank for gpu in report.gpus}) > 1
     head = ("name", "count", "total", "share", *(("least", "most", "rank") if several else ("longest",)))
     names = [_plain(kernel.name) for kernel in report.kernels[:top]]
     short = shortened_apart(names, _NAME_WIDTH - 10 if several else _NAME_WIDTH)
-    rows = [
-        (short[name], *_kernel_cells(kernel, total_ns, several=several))
-        for name, kernel in zip(names, report.kernels, strict=False)
-    ]
+    rows = []
+    for name, kernel in zip(names, report.kernels, strict=False):
+        figures = (f"{kernel.count:,}", duration(kernel.total_ns), share(kernel.total_ns / total_ns))
+        of_ranks = (duration(kernel.min_rank_ns), duration(kernel.max_rank_ns), _rank(kernel.max_rank))
+        rows.append((short[name], *figures, *(of_ranks if several else (duration(kernel.longest_ns),))))
     yield from table(head, rows)
     if len(report.kernels) > top:
         rest = report.kernels[top:]
         rest_ns = sum(kernel.total_ns for kernel in rest)
         yield f"  and {counted(len(rest), 'other name')}: {duration(rest_ns)}, {share(rest_ns / total_ns)}"
-
-
-def _kernel_cells(kernel: Kernel, total_ns: int, *, several: bool) -> tuple[str, ...]:
-    figures = (f"{kernel.count:,}", duration(kernel.total_ns), share(kernel.total_ns / total_ns))
-    if several:
-        of_ranks = (duration(kernel.min_rank_ns), duration(kernel.max_rank_ns), _rank(kernel.max_rank))
-        return (*figures, *of_ranks)
-    return (*figures, duration(kernel.longest_ns))
 
 
 def _plain(name: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from tracekit.explain.inputs import recordings_of
 from tracekit.explain.results import Result
+from tracekit.explain.run import recordings_of
 from tracekit.formats.merged_head import CUT, DROPPED, Accounts, RecordedFile, RecordingLoss, losses_of_process
 from tracekit.formats.rank_trace import GAP_EVENT, LOST_EVENTS_KEY
 
@@ -72,16 +72,21 @@ class LossReport(Result, frozen=True):
 def losses_of(run: Run) -> LossReport:
     """Return the losses of a run."""
     found: list[RecordingLoss] = []
-    processes: dict[tuple[Any, ...], list[int]] = {}
+    processes: dict[tuple[Any, ...], list[tuple[int, Facts]]] = {}
     for number, facts in enumerate(run.facts):
         account = facts["account"]
         found += [RecordingLoss(**loss) for loss in account["losses"]]
         if not facts["is_merged"] and facts["rank"] is not None and account["metadata"] and not account["is_dump"]:
             known: list[Any] = [recording.process for recording in recordings_of(facts) if recording.known]
-            processes.setdefault((facts["rank"], *(known or [facts["path"]])), []).append(number)
+            processes.setdefault((facts["rank"], *(known or [facts["path"]])), []).append((number, facts))
     gaps = _gap_events(run) if processes else {}
-    for (rank, *_), numbers in processes.items():
-        found += losses_of_process(rank, [_recorded(run.facts[number], gaps.get(number, 0)) for number in numbers])
+    for (rank, *_), files in processes.items():
+        recorded = []
+        for number, facts in files:
+            account, start_ns = facts["account"], facts["base_ns"] + (facts["span"][0] or 0)
+            accounts = Accounts(account["summary"], account["lost_events"], gaps.get(number, 0))
+            recorded.append(RecordedFile(facts["path"], start_ns, account["is_cut"], accounts))
+        found += losses_of_process(rank, recorded)
     ordered = sorted(set(found), key=lambda loss: (loss.rank, loss.path, loss.kind, loss.reason, loss.count or 0))
     return LossReport(
         recording=[Loss(*dataclasses.astuple(loss)) for loss in ordered],
@@ -96,12 +101,6 @@ def losses_of(run: Run) -> LossReport:
     )
 
 
-def _recorded(facts: Facts, gap_events: int) -> RecordedFile:
-    account = facts["account"]
-    accounts = Accounts(account["summary"], account["lost_events"], gap_events)
-    return RecordedFile(facts["path"], facts["base_ns"] + (facts["span"][0] or 0), account["is_cut"], accounts)
-
-
 def _gap_events(run: Run) -> dict[int, int]:
     """Return the number of events that the gaps of each file lack; arguments are read only if there are gaps."""
     gaps = f"FROM events WHERE phase = 'i' AND name = '{GAP_EVENT}'"
@@ -109,8 +108,5 @@ def _gap_events(run: Run) -> dict[int, int]:
         return {}
     run.database.add_args()
     lost = f"coalesce(sum(greatest(0, try_cast(a.args->>'{LOST_EVENTS_KEY}' AS BIGINT))), 0)::BIGINT"
-    return dict(
-        run.database.run(
-            f"SELECT file, {lost} FROM (SELECT file, id {gaps}) JOIN event_args a USING (file, id) GROUP BY file"  # noqa: S608
-        )
-    )
+    sql = f"SELECT file, {lost} FROM (SELECT file, id {gaps}) JOIN event_args a USING (file, id) GROUP BY file"  # noqa: S608
+    return dict(run.database.run(sql))

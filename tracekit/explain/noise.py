@@ -65,11 +65,8 @@ class Correction:
 def estimate_means(series: Floats) -> MeanEstimate:
     """Estimate the mean of each row.
 
-    The rows are of equal kind, such as the ranks of a run, and share the estimate of their correlation. A row that is much more
-    correlated than the others counts as such.
-
-    Args:
-        series: Shape (rows, values), in order of time; `MIN_VALUES` or more values.
+    The rows, of `MIN_VALUES` or more values in order of time, are of equal kind, such as the ranks of a run, and share the
+    estimate of their correlation. A row that is much more correlated than the others counts as such.
     """
     count = series.shape[-1]
     values = _limited(series)
@@ -91,13 +88,8 @@ def estimate_means(series: Floats) -> MeanEstimate:
     degrees = np.full(len(series), MAX_FREEDOM)
     degrees[varies] = freedom
     deviation = np.where(varies, np.sqrt(variance), 0.0)
-    return MeanEstimate(
-        mean=mean,
-        error=deviation / np.sqrt(ess),
-        deviation=deviation,
-        ess=ess,
-        freedom=np.maximum(degrees, 1.0),
-    )
+    error = deviation / np.sqrt(ess)
+    return MeanEstimate(mean=mean, error=error, deviation=deviation, ess=ess, freedom=np.maximum(degrees, 1.0))
 
 
 def block_means(series: Floats, most: int) -> Floats:
@@ -109,13 +101,9 @@ def block_means(series: Floats, most: int) -> Floats:
 
 
 def critical_values(tail: float, freedom: Floats) -> Floats:
-    """Return Student's t for each number of degrees of freedom.
+    """Return Student's t that is exceeded with probability ``tail`` (below 0.5) for each number of degrees of freedom.
 
     Degrees of freedom are rounded down (to quarters below 30, to tens above), so that few values are computed.
-
-    Args:
-        tail: Probability of a larger value, 0 < tail < 0.5.
-        freedom: Degrees of freedom, 1 or more.
     """
     rounded = np.where(freedom < 30, np.floor(4 * freedom) / 4, np.floor(freedom / 10) * 10)
     known, places = np.unique(np.minimum(rounded, MAX_FREEDOM), return_inverse=True)

@@ -5,7 +5,7 @@ Text and HTML come from the names and types of the fields: times, bytes and shar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MAX_ROWS: Final = 20
 _MAX_DEPTH: Final = 3
 _SENTENCES: Final = ("sentences", "notes", "warnings")
+_EMPTY: Final[Sequence[Any]] = (None, "", (), [], {})
 _MAX_NS: Final = 10**17  # a larger value is a time since the epoch
 
 ResultT = TypeVar("ResultT", bound="Result")
@@ -53,10 +54,10 @@ class Result(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for block in _blocks(self):
             if isinstance(block, str):
                 lines.append(block)
-                continue
-            parts += [html_lines(lines)] if lines else []
-            lines = [f"and {block.more:,} more"] if block.more else []
-            parts.append(html_table(block.title, block.head, block.rows, left=block.left))
+            else:
+                parts += [html_lines(lines)] if lines else []
+                lines = [f"and {block.more:,} more"] if block.more else []
+                parts.append(html_table(block.title, block.head, block.rows, left=block.left))
         return f"<div>{''.join(parts)}{html_lines(lines) if lines else ''}</div>"
 
     @classmethod
@@ -88,22 +89,21 @@ def _blocks(result: Any, title: str = "", depth: int = 0) -> Iterator[str | _Tab
     later: list[tuple[str, Any]] = []
     for name in result.__struct_fields__:
         value = getattr(result, name)
-        is_list = isinstance(value, (tuple, list))
-        if hasattr(value, "__struct_fields__") or (is_list and value and hasattr(value[0], "__struct_fields__")):
+        if isinstance(value, Struct) or _has_structs(value):
             later.append((name, value))
         elif name in _SENTENCES:
             yield from value
-        elif (
-            name != "format_version"
-            and value not in (None, "", (), [])
-            and not (isinstance(value, Mapping) and not value)
-        ):
+        elif name != "format_version" and value not in _EMPTY:
             yield f"{title}{_label(name)}: {_cell(name, value)}"
     for name, value in later:
-        if not hasattr(value, "__struct_fields__"):
+        if not isinstance(value, Struct):
             yield _table_of(_label(name), value)
         elif depth < _MAX_DEPTH:
             yield from _blocks(value, f"{title}{_label(name)}: ", depth + 1)
+
+
+def _has_structs(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and bool(value) and isinstance(value[0], Struct)
 
 
 def _table_of(title: str, items: Any) -> _Table:
@@ -111,8 +111,8 @@ def _table_of(title: str, items: Any) -> _Table:
     names = [
         name
         for name in items[0].__struct_fields__
-        if any(getattr(item, name) not in (None, "", (), []) for item in items)
-        and not any(hasattr(getattr(item, name), "__struct_fields__") for item in items)
+        if any(getattr(item, name) not in _EMPTY[:-1] for item in items)
+        and not any(isinstance(getattr(item, name), Struct) for item in items)
     ]
     texts = [isinstance(getattr(items[0], name), str) for name in names]
     names = [name for _, name in sorted(zip(texts, names, strict=True), key=lambda pair: not pair[0])]
@@ -130,10 +130,10 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
+        if name.endswith("_ns") and value >= _MAX_NS:
+            return f"{datetime.fromtimestamp(value / 1e9, timezone.utc):%F %T} UTC"
         if name.endswith("_ns"):
-            return (
-                duration(value) if value < _MAX_NS else f"{datetime.fromtimestamp(value / 1e9, timezone.utc):%F %T} UTC"
-            )
+            return duration(value)
         if name.endswith("_bytes"):
             return size_words(round(value))
         if "share" in name:
@@ -142,6 +142,5 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return shortened(", ".join(f"{key} {_cell(name, one)}" for key, one in value.items()), 80)
     if isinstance(value, (tuple, list)):
-        is_struct = bool(value) and hasattr(value[0], "__struct_fields__")
-        return f"{len(value):,}" if is_struct else shortened(", ".join(_cell(name, one) for one in value), 48)
+        return f"{len(value):,}" if _has_structs(value) else shortened(", ".join(_cell(name, one) for one in value), 48)
     return shortened(str(value))

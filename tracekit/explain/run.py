@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cache as cached
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from string import Template
+from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_names, check_paths
 from tracekit.errors import ConfigError
-from tracekit.explain.inputs import check_copies, check_runs
 from tracekit.explain.results import decode_result, encode_result
 from tracekit.explain.steps import steps_of_ranks
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, LOADING_NAMES, RUNTIME_CALLS
+from tracekit.formats.trace_stream import content_digest
+from tracekit.table.account import Recording
 from tracekit.table.tables import EventTables
 from tracekit.wording import counted
 
@@ -23,24 +26,27 @@ if TYPE_CHECKING:
     from tracekit.explain.steps import RunSteps
     from tracekit.table.derived import RunDatabase
 
+    Facts = dict[str, Any]
+
 OTHERS: Final = "(all other names)"  # the name of all slices whose names are beyond the first 100,000
 
 MAX_NAMES: Final = 100_000
 _MAX_CHARACTERS: Final = 500
 _OPENING_SHARE: Final = 0.8
+_MAX_NAMED: Final = 4
 
 # A frame encloses stages and is not one; a shadow is a copy of a CPU slice on the track of a device. A call of the runtime is a
 # stage only if it waits for the device. Operators such as aten::broadcast_tensors change shapes and exchange nothing.
 _KIND: Final = r"""
-CASE WHEN category IN {device} THEN 'device'
-    WHEN category IN {shadow} THEN 'shadow'
-    WHEN category IN {runtime} AND NOT contains(name, 'Synchronize') THEN 'call'
+CASE WHEN category IN $device THEN 'device'
+    WHEN category IN $shadow THEN 'shadow'
+    WHEN category IN $runtime AND NOT contains(name, 'Synchronize') THEN 'call'
     WHEN category = 'training loop' THEN CASE WHEN name = 'batch' THEN 'step' ELSE 'frame' END
     WHEN category IN ('user_annotation', 'cpu_op', 'Operator', '') AND regexp_full_match(name, 'ProfilerStep#\d{1,18}')
         THEN 'step'
-    WHEN category IN ('python_function', 'Trace') OR name IN {inside} THEN 'frame'
-    WHEN regexp_matches(name, '{loading}', 'i') THEN 'loading'
-    WHEN regexp_matches(name, '{collective}', 'i') AND NOT regexp_matches(name, '^(aten|prims)::') THEN 'collective'
+    WHEN category IN ('python_function', 'Trace') OR name IN $inside THEN 'frame'
+    WHEN regexp_matches(name, '$loading', 'i') THEN 'loading'
+    WHEN regexp_matches(name, '$collective', 'i') AND NOT regexp_matches(name, '^(aten|prims)::') THEN 'collective'
     ELSE 'stage' END"""
 
 # Every slice of one name and category has one label; names beyond the first 100,000 share the label 0.
@@ -76,38 +82,27 @@ class Run:
     """
 
     def __init__(self, tables: EventTables, database: RunDatabase, inside: Sequence[str]) -> None:
-        self._notes = list(tables.notes)
         self.database = database
         self.facts = tables.facts
-        check_runs(self.facts)
-        self._notes += check_copies(self.facts)
-        names = "(" + ", ".join(["''", *("'" + name.replace("'", "''") + "'" for name in inside)]) + ")"
-        patterns = {
-            "device": str(GPU_ACTIVITIES),
-            "shadow": str(GPU_SHADOWS),
-            "runtime": str(RUNTIME_CALLS),
-            "inside": names,
-            "loading": LOADING_NAMES,
-            "collective": COLLECTIVE_NAMES,
-        }
-        kind = _KIND
-        for place, text in patterns.items():
-            kind = kind.replace(f"{{{place}}}", text)
+        _check_runs(self.facts)
+        self._notes = [*tables.notes, *_check_copies(self.facts)]
+        named = ", ".join("'" + name.replace("'", "''") + "'" for name in ("", *inside))
+        kind = Template(_KIND).substitute(
+            device=GPU_ACTIVITIES,
+            shadow=GPU_SHADOWS,
+            runtime=RUNTIME_CALLS,
+            inside=f"({named})",
+            loading=LOADING_NAMES,
+            collective=COLLECTIVE_NAMES,
+        )
         database.derive("label", _LABELS.format(most=MAX_NAMES, characters=_MAX_CHARACTERS, kind=kind))
         database.run(_SLICES)
-        self.ranks: list[int] = [
-            rank for (rank,) in database.run("SELECT DISTINCT coalesce(rank, -1) FROM ranks ORDER BY 1")
-        ]
+        ranks = database.run("SELECT DISTINCT coalesce(rank, -1) FROM ranks ORDER BY 1")
+        self.ranks: list[int] = [rank for (rank,) in ranks]
         self.incomplete = any(facts["account"]["damage"] or facts["unusable"] for facts in self.facts)
 
     def keep(self, kind: type[ResultT], make: Callable[[], ResultT], *key: object) -> ResultT:
-        """Return a result on a run, or find it in the cache if the run is large and has ended.
-
-        Args:
-            kind: The type of the result.
-            make: Returns the result.
-            *key: Values other than the events that it depends on.
-        """
+        """Return a result, or find it in the cache if the run is large and has ended; ``key`` are values that it depends on."""
         if not self.database.keeps:
             return make()
         names = [facts["path"] for facts in self.facts]
@@ -138,9 +133,8 @@ class Run:
     @cached_property
     def unfinished(self) -> int:
         """The number of slices that begin and never end."""
-        self.database.derive(
-            "unfinished", "SELECT count(*) AS slices FROM events WHERE phase IN ('B', 'b') AND duration_ns IS NULL"
-        )
+        sql = "SELECT count(*) AS slices FROM events WHERE phase IN ('B', 'b') AND duration_ns IS NULL"
+        self.database.derive("unfinished", sql)
         ((count,),) = self.database.run("SELECT slices FROM unfinished")
         return int(count)
 
@@ -158,13 +152,10 @@ class Run:
         if self.unfinished:
             notes.append(f"{counted(self.unfinished, 'slice')} not counted: they begin and never end")
         ((names,),) = self.database.run("SELECT count(*) FROM label")
-        ((others,),) = (
-            self.database.run("SELECT count(*) FROM slice WHERE label = 0") if names >= MAX_NAMES else ((0,),)
-        )
-        if others:
-            notes.append(
-                f"{counted(others, 'slice')} counted as one marker: their names are beyond the first {MAX_NAMES:,}"
-            )
+        if names >= MAX_NAMES:
+            ((others,),) = self.database.run("SELECT count(*) FROM slice WHERE label = 0")
+            note = f"{counted(others, 'slice')} counted as one marker: their names are beyond the first {MAX_NAMES:,}"
+            notes += [note] if others else []
         return notes
 
 
@@ -183,14 +174,7 @@ def open_run(
     cache: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> Iterator[Run]:
-    """Open the traces of a run.
-
-    Raises:
-        ConfigError: Nothing was named, several runs of one rank, or one trace twice.
-        StorageError: A file cannot be read, or the cache cannot be written.
-        TraceFormatError: A file that was named is not a trace.
-        MissingExtraError: DuckDB is not installed.
-    """
+    """Open the traces of a run; raises the errors of `EventTables`, and `ConfigError` for several runs or copies."""
     done = 0.0
 
     def advance(share: float, what: str) -> None:
@@ -211,3 +195,65 @@ def open_run(
 def shortened_name(name: str) -> str:
     """Return a name with at most 500 characters, as labels have it."""
     return name if len(name) <= _MAX_CHARACTERS else name[: _MAX_CHARACTERS - 1] + "…"
+
+
+def recordings_of(facts: Facts) -> list[Recording]:
+    """Return the recordings of a file."""
+    return [Recording(rank, run_id, tuple(process)) for rank, run_id, process in facts["account"]["recordings"]]
+
+
+def _check_runs(files: Sequence[Facts]) -> None:
+    """Refuse several runs of one rank: their steps and stages would be mixed."""
+    # The runs of each rank: names and processes that belong together, and the first file.
+    runs: dict[int, list[tuple[set[Any], str]]] = {}
+    for facts in files:
+        for recording in recordings_of(facts):
+            if not recording.run_id:
+                continue
+            # A process that records twice, without a name for its run, makes up two.
+            own: set[Any] = {recording.run_id, *([recording.process] if recording.known else [])}
+            known = runs.get(recording.rank, [])
+            same = [run for run in known if not own.isdisjoint(run[0])]
+            joined = own.union(*(keys for keys, _ in same)), same[0][1] if same else facts["path"]
+            runs[recording.rank] = [*(run for run in known if own.isdisjoint(run[0])), joined]
+    for rank, found in sorted(runs.items()):
+        if len(found) > 1:
+            names = (min(key for key in keys if isinstance(key, str)) for keys, _ in found[:_MAX_NAMED])
+            named = ", ".join(f"{name!r} ({path})" for name, (_, path) in zip(names, found, strict=False))
+            more = f" and {len(found) - _MAX_NAMED:,} more" if len(found) > _MAX_NAMED else ""
+            raise ConfigError(
+                f"rank {rank} has traces of {len(found):,} runs: {named}{more}; name the traces of one run"
+            )
+
+
+def _check_copies(files: Sequence[Facts]) -> list[str]:
+    """Refuse a trace that is there twice, such as plain and packed; return notes on merges next to their inputs.
+
+    Parts of one recording differ in rank metadata or events.
+    """
+    known: dict[tuple[Any, ...], list[Facts]] = {}
+    digest = cached(content_digest)
+    for facts in files:
+        metadata = facts["account"]["metadata"]
+        if not metadata or facts["is_merged"] or facts["span"][0] is None:
+            continue
+        key = repr(sorted(metadata.items())), *facts["rows"].values(), facts["span"][0]
+        others = known.setdefault(key, [])
+        copy = next((other for other in others if digest(other["source"]) == digest(facts["source"])), None)
+        if copy is not None:
+            raise ConfigError(
+                f"{copy['path']} and {facts['path']} are copies of one trace, which would count twice; name one of them"
+            )
+        others.append(facts)
+    notes = []
+    owners: dict[Recording, Facts] = {}
+    # Merged traces come first, and each is named once.
+    for facts in sorted(files, key=lambda facts: not facts["is_merged"]):
+        others = [owners.setdefault(recording, facts) for recording in recordings_of(facts) if recording.known]
+        merge = next((other for other in others if other is not facts and other["is_merged"]), None)
+        if merge is not None:
+            notes.append(
+                f"{merge['path']} is the result of a merge, and {facts['path']} is of a process that it holds: what both hold "
+                "counts twice; name one of them"
+            )
+    return notes

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.clocks import ClockReport, clocks_of
 from tracekit.explain.counters import CounterReport, counters_of
-from tracekit.explain.inputs import recordings_of
 from tracekit.explain.losses import LossReport, losses_of
 from tracekit.explain.results import Result
-from tracekit.explain.run import open_run
+from tracekit.explain.run import open_run, recordings_of
 from tracekit.explain.stages import training_stages
 from tracekit.explain.step_times import StepGrid, StepPoint, StepSeries, step_grid, step_points
 from tracekit.explain.stragglers import compare_run
@@ -70,9 +69,8 @@ class WrittenReport(RunReport, frozen=True, kw_only=True):
     @classmethod
     def of(cls, report: RunReport, output: str, output_bytes: int) -> WrittenReport:
         """Return a report with the page that shows it."""
-        return cls(
-            output=output, output_bytes=output_bytes, **{name: getattr(report, name) for name in report.fields()}
-        )
+        figures = {name: getattr(report, name) for name in report.fields()}
+        return cls(output=output, output_bytes=output_bytes, **figures)
 
 
 def report_run(

@@ -8,11 +8,12 @@ Of stages that cross, the time that both share counts for the one that ends firs
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
-from tracekit.explain.summary_results import LoadingSummary
+from tracekit.explain.run import shortened_name
+from tracekit.explain.summary_results import GapSummary, LoadingSummary
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -74,16 +75,6 @@ FROM tracks GROUP BY thread_key"""
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """A time without a slice."""
-
-    start_ns: int  # its start
-    length_ns: int  # its length
-    after: int  # the label of the slice before it
-    before: int  # that of the slice behind it
-
-
-@dataclass(frozen=True, slots=True)
 class StageTimes:
     """The stages of a rank."""
 
@@ -94,7 +85,7 @@ class StageTimes:
     meets: list[bool]  # true for each stage that is a collective
     times: Floats  # the time of each stage in each step, shape (steps, stages), ns
     loading: LoadingSummary | None  # waiting for data; None if there was no waiting
-    gaps: list[Gap]  # the longest gaps of the training thread
+    gaps: list[GapSummary]  # the longest gaps of the training thread
     cut: Counter[str]  # the number of stages with each name that were cut because they cross another one
 
     @property
@@ -122,10 +113,29 @@ class _Thread:
     label: Ints
     is_collective: Bools
     is_call: Bools
-    loading: tuple[Ints, Ints]
+    loading: tuple[Ints, Ints]  # starts and durations
     covered_ns: int
-    gaps: list[Gap]
-    cut: Counter[int] = field(default_factory=Counter)
+    gaps: list[tuple[int, int, int, int]]  # start, length, and the labels of the slices before and behind it
+    cut: Counter[int]
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The sums of a stage over the training threads of a rank."""
+
+    times: Floats  # its time in each step
+    delays_ns: float = 0.0  # the sum of the times from the start of the step to its own
+    count: int = 0
+    meets: bool = False
+
+    def add(self, times: Floats, delays_ns: float, count: int) -> None:
+        self.times += times
+        self.delays_ns += delays_ns
+        self.count += count
+
+    @property
+    def offset_ns(self) -> float:
+        return self.delays_ns / self.count
 
 
 def training_stages(run: Run) -> dict[int, StageTimes]:
@@ -145,14 +155,13 @@ def training_stages(run: Run) -> dict[int, StageTimes]:
         columns = database.columns(_OF_RANK.format(rank=rank))
         own = {name: np.asarray(values) for name, values in columns.items()}
         steps = run.steps.of(rank)
-        threads = []
-        for key in np.unique(own["thread"]):
-            thread = _thread({name: values[own["thread"] == key] for name, values in own.items()}, steps)
-            if thread is not None:
-                threads.append(thread)
+        threads = [
+            _thread({name: values[own["thread"] == key] for name, values in own.items()}, steps)
+            for key in np.unique(own["thread"])
+        ]
         training = _training_threads(threads, {process for of, process in trains if of == rank})
         if training:
-            found[rank] = _stage_times(run, steps, training, str(names.get(training[0].key, "thread")))
+            found[rank] = _stage_times(run, rank, training, str(names.get(training[0].key, "thread")))
     return found
 
 
@@ -169,85 +178,74 @@ def cut_notes(stages: Iterable[StageTimes]) -> list[str]:
     return [f"{note}: the time that both share counts for the stage that ends first"]
 
 
-def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread | None:
-    """Return the stages of a thread; None if nothing happened on it."""
-    has_steps = bool(own["is_step"].any())
-    keep = ~own["is_step"]
-    if not keep.any():
-        return None
-    starts, ends = own["start_ns"][keep], own["start_ns"][keep] + own["duration_ns"][keep]
-    label, collective, loading = own["label"][keep], own["collective"][keep], own["loading"][keep]
-    outer, call = own["is_outer"][keep], own["is_call"][keep]
-    order = np.lexsort((-ends, starts))
-    starts, ends, label, collective, loading, outer, call = (
-        values[order] for values in (starts, ends, label, collective, loading, outer, call)
-    )
-    at = np.flatnonzero(outer)
-    if not len(at):
-        return None
-    until = _until(ends[at])
-    top = (ends[at] > until) | (starts[at] >= until)
-    at, until = at[top], until[top]
+def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread:
+    """Return the stages of a thread."""
+    key, process, has_steps = int(own["thread"][0]), int(own["process"][0]), bool(own["is_step"].any())
+    order = np.lexsort((-own["start_ns"] - own["duration_ns"], own["start_ns"]))
+    own = {name: values[order[~own["is_step"][order]]] for name, values in own.items()}
+    starts, label, collective = own["start_ns"], own["label"], own["collective"]
+    ends = starts + own["duration_ns"]
+    at, until = _outermost(np.flatnonzero(own["is_outer"]), starts, ends)
     begins = np.maximum(starts[at], until)
     owns = ends[at] - begins
     is_cut = (until > starts[at]) & (np.minimum(ends[at], until) - starts[at] >= _CROSSING_NS)
-    is_top = np.zeros(len(starts), dtype=bool)
-    is_top[at] = True
     # Collectives within a stage; of nested ones, the outer.
-    talks = np.flatnonzero(collective)
-    talks = talks[_outermost(starts[talks], ends[talks])]
-    talks = talks[~is_top[talks]]
+    talks = np.setdiff1d(_outermost(np.flatnonzero(collective), starts, ends)[0], at)
     of = np.searchsorted(begins, starts[talks], side="right") - 1
     talks, of = talks[of >= 0], of[of >= 0]
     inside = np.minimum(ends[talks] - starts[talks], owns[of])
     taken = np.zeros(len(at), dtype=np.int64)
     np.add.at(taken, of, inside)
-    waits = np.flatnonzero(loading)
-    waits = waits[_outermost(starts[waits], ends[waits])]
+    waits, _ = _outermost(np.flatnonzero(own["loading"]), starts, ends)
+    stages = np.concatenate([at, talks])
     return _Thread(
-        key=int(own["thread"][0]),
-        process=int(own["process"][0]),
+        key=key,
+        process=process,
         has_steps=has_steps,
-        starts=np.concatenate([starts[at], starts[talks]]),
+        starts=starts[stages],
         owns=np.concatenate([np.maximum(0, owns - taken), inside]),
         outer=np.concatenate([np.full(len(at), -1), of]),
-        label=np.concatenate([label[at], label[talks]]),
-        is_collective=np.concatenate([collective[at], collective[talks]]),
-        is_call=np.concatenate([call[at], call[talks]]),
-        loading=(starts[waits], ends[waits] - starts[waits]),
+        label=label[stages],
+        is_collective=collective[stages],
+        is_call=own["is_call"][stages],
+        loading=(starts[waits], own["duration_ns"][waits]),
         covered_ns=int(owns.astype(float).sum()),
         gaps=_gaps(starts[at], ends[at], until, label[at], steps),
         cut=Counter(label[at][is_cut].tolist()),
     )
 
 
-def _until(ends: Ints) -> Ints:
-    """Return the latest end of the slices before each."""
-    before = np.empty_like(ends)
-    before[:1] = np.iinfo(np.int64).min
-    before[1:] = np.maximum.accumulate(ends[:-1])
-    return before
+def _outermost(at: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return those of some slices that no other encloses, and the latest end of the slices before each."""
+    until = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(ends[at])[:-1]))[: len(at)]
+    is_outer = (ends[at] > until) | (starts[at] >= until)
+    return at[is_outer], until[is_outer]
 
 
-def _outermost(starts: Ints, ends: Ints) -> Bools:
-    if not len(starts):
-        return np.zeros(0, dtype=bool)
-    until = _until(ends)
-    return (ends > until) | (starts >= until)
-
-
-def _gaps(starts: Ints, ends: Ints, until: Ints, label: Ints, steps: RankSteps) -> list[Gap]:
+def _gaps(starts: Ints, ends: Ints, until: Ints, label: Ints, steps: RankSteps) -> list[tuple[int, int, int, int]]:
     """Return the longest gaps between slices, without the pauses of the recording."""
     at = np.flatnonzero(starts[1:] > until[1:]) + 1
     # The slice that ends last among those before.
     last = np.maximum.accumulate(np.where(ends > until, np.arange(len(ends)), 0))[at - 1]
-    begins, lengths = until[at], starts[at] - until[at]
-    keep = ~steps.is_pause(begins, starts[at])
-    at, last, begins, lengths = at[keep], last[keep], begins[keep], lengths[keep]
-    return [
-        Gap(int(begins[one]), int(lengths[one]), int(label[last[one]]), int(label[at[one]]))
-        for one in np.lexsort((begins, -lengths))[:_MAX_GAPS].tolist()
-    ]
+    keep = ~steps.is_pause(until[at], starts[at])
+    at, last = at[keep], last[keep]
+    columns = until[at], starts[at] - until[at], label[last], label[at]
+    longest = np.lexsort((columns[0], -columns[1]))[:_MAX_GAPS]
+    return list(zip(*(values[longest].tolist() for values in columns), strict=True))
+
+
+def gap_summary(steps: RankSteps, rank: int, where: str, span: tuple[int, int], after: str, before: str) -> GapSummary:
+    """Return a gap; its span is the start and the length."""
+    place = int(steps.at(np.array(span[:1]))[0])
+    return GapSummary(
+        rank=rank,
+        where=where,
+        start_ns=span[0],
+        length_ns=span[1],
+        after=shortened_name(after),
+        before=shortened_name(before),
+        step=None if place < 0 else int(steps.numbers[place]),
+    )
 
 
 def _training_threads(threads: list[_Thread], trains: set[int]) -> list[_Thread]:
@@ -270,16 +268,13 @@ def _training_threads(threads: list[_Thread], trains: set[int]) -> list[_Thread]
     return list(found.values())
 
 
-def _stage_times(run: Run, steps: RankSteps, threads: list[_Thread], name: str) -> StageTimes:
+def _stage_times(run: Run, rank: int, threads: list[_Thread], name: str) -> StageTimes:
     """Add up the stages of the training threads of a rank."""
+    steps = run.steps.of(rank)
     labels = [label for label, _, _ in run.labels]
-    number: dict[str, int] = {}
-    sums: dict[str, Floats] = {}
-    offsets: dict[str, tuple[float, int]] = {}
-    meets: dict[str, bool] = {}
+    found: dict[str, _Stage] = {}
     cut: Counter[str] = Counter()
-    gaps: list[Gap] = []
-    count = total = longest = in_steps = 0
+    gaps: list[GapSummary] = []
     for thread in threads:
         place = steps.at(thread.starts)
         # A collective belongs to the step of its stage.
@@ -287,49 +282,50 @@ def _stage_times(run: Run, steps: RankSteps, threads: list[_Thread], name: str) 
         place[inner] = place[thread.outer[inner]]
         outer = np.where(inner, thread.label[np.maximum(thread.outer, 0)], -1)
         # A call of the runtime between stages is no gap, and no stage.
-        keep = (place >= 0) & ~thread.is_call
+        keep = np.flatnonzero((place >= 0) & ~thread.is_call)
         keys, of = np.unique(np.stack([outer[keep], thread.label[keep]]), axis=1, return_inverse=True)
-        of = of.reshape(-1)
         for at, (around, label) in enumerate(keys.T.tolist()):
+            chosen = keep[of.reshape(-1) == at]
             stage = labels[label] if around < 0 else f"{labels[around]} > {labels[label]}"
-            number.setdefault(stage, len(number))
-            chosen = np.flatnonzero(keep)[of == at]
-            own: Any = np.bincount(place[chosen], weights=thread.owns[chosen].astype(float), minlength=len(steps))
-            sums[stage] = sums[stage] + own if stage in sums else own
-            late, times = offsets.get(stage, (0.0, 0))
+            one = found.setdefault(stage, _Stage(np.zeros(len(steps))))
             delays = thread.starts[chosen] - steps.starts[place[chosen]]
-            offsets[stage] = late + float(delays.astype(float).sum()), times + len(chosen)
-            meets[stage] = meets.get(stage, False) or bool(thread.is_collective[chosen].any())
-        for label, times in thread.cut.items():
-            cut[labels[label]] += times
-        gaps += thread.gaps
-        starts, lengths = thread.loading
-        count, total = count + len(lengths), total + int(lengths.astype(float).sum())
-        longest = max(longest, int(lengths.max(initial=0)))
-        at_steps = steps.at(starts)
-        in_steps += int(lengths[(at_steps >= 0) & (steps.counts[at_steps] if len(steps) else False)].sum())
-    kept = sorted(sums, key=lambda stage: -float(sums[stage].sum()))
-    for stage in kept[MAX_STAGES:]:
-        sums[OTHER_STAGES] = sums.get(OTHER_STAGES, 0) + sums.pop(stage)
-        late, times = offsets.get(OTHER_STAGES, (0.0, 0))
-        offsets[OTHER_STAGES] = late + offsets[stage][0], times + offsets[stage][1]
-        meets[OTHER_STAGES] = False
-    names = sorted(sums, key=lambda stage: (offsets[stage][0] / offsets[stage][1], number.get(stage, 0)))
+            times: Any = np.bincount(place[chosen], weights=thread.owns[chosen].astype(float), minlength=len(steps))
+            one.add(times, float(delays.astype(float).sum()), len(chosen))
+            one.meets = one.meets or bool(thread.is_collective[chosen].any())
+        for label, count in thread.cut.items():
+            cut[labels[label]] += count
+        gaps += [
+            gap_summary(steps, rank, name, (start, length), labels[one], labels[other])
+            for start, length, one, other in thread.gaps
+        ]
+    for stage in sorted(found, key=lambda stage: -float(found[stage].times.sum()))[MAX_STAGES:]:
+        one = found.pop(stage)
+        found.setdefault(OTHER_STAGES, _Stage(np.zeros(len(steps)))).add(one.times, one.delays_ns, one.count)
+    names = sorted(found, key=lambda stage: found[stage].offset_ns)
     return StageTimes(
         steps=steps,
         thread=name,
         names=names,
-        offsets_ns=[offsets[stage][0] / offsets[stage][1] for stage in names],
-        meets=[meets[stage] for stage in names],
-        times=np.stack([sums[stage] for stage in names], axis=1) if names else np.zeros((len(steps), 0)),
-        loading=LoadingSummary(
-            count=count,
-            total_ns=total,
-            longest_ns=longest,
-            share_of_steps=in_steps / steps_ns if (steps_ns := int(steps.counted.astype(float).sum())) else None,
-        )
-        if count
-        else None,
+        offsets_ns=[found[stage].offset_ns for stage in names],
+        meets=[found[stage].meets for stage in names],
+        times=np.stack([found[stage].times for stage in names], axis=1) if names else np.zeros((len(steps), 0)),
+        loading=_loading(steps, threads),
         gaps=gaps,
         cut=cut,
+    )
+
+
+def _loading(steps: RankSteps, threads: list[_Thread]) -> LoadingSummary | None:
+    starts, lengths = (np.concatenate(columns) for columns in zip(*(thread.loading for thread in threads), strict=True))
+    if not len(lengths):
+        return None
+    places = steps.at(starts)
+    is_counted = places >= 0
+    is_counted[is_counted] = steps.counts[places[is_counted]]
+    steps_ns = int(steps.counted.astype(float).sum())
+    return LoadingSummary(
+        count=len(lengths),
+        total_ns=int(lengths.astype(float).sum()),
+        longest_ns=int(lengths.max()),
+        share_of_steps=int(lengths[is_counted].sum()) / steps_ns if steps_ns else None,
     )

@@ -64,9 +64,7 @@ def step_grid(ranks: Sequence[StepSeries], most_columns: int) -> StepGrid:
     for own in ranks:
         row: list[float | None] = [None] * len(columns)
         for number, duration_ns in zip(own.numbers, own.durations_ns, strict=True):
-            at = column_of[number]
-            known = row[at]
-            row[at] = duration_ns if known is None or duration_ns > known else known
+            row[column_of[number]] = max(row[column_of[number]] or 0, duration_ns)
         rows.append(row)
     return StepGrid([own.rank for own in ranks], columns, rows)
 

@@ -53,6 +53,11 @@ class RankSteps:
         found = np.searchsorted(self.starts, times, side="right") - 1
         return np.where((found >= 0) & (times < self.ends[np.maximum(found, 0)]), found, -1)
 
+    def places(self, numbers: Sequence[int]) -> Ints:
+        """Return the place of the first step with each of some numbers, which must be there."""
+        order = np.argsort(self.numbers, kind="stable")
+        return order[np.searchsorted(self.numbers[order], numbers)]
+
     def is_pause(self, starts: Ints, ends: Ints) -> Bools:
         """Return True for each range of times with a pause of the recording: a step number is missing there."""
         jumps = np.flatnonzero(np.diff(self.numbers) != 1)
@@ -105,19 +110,18 @@ def steps_of_ranks(database: Database, ranks: Sequence[int]) -> RunSteps:
         if not len(own["step"]):
             continue
         keep = _apart(own["start_ns"], own["end_ns"])
-        numbers, starts, ends = own["step"][keep], own["start_ns"][keep].copy(), own["end_ns"][keep].copy()
+        numbers, starts, ends, evaluation = (own[name][keep] for name in ("step", "start_ns", "end_ns", "evaluation"))
         ends[:-1] = np.minimum(ends[:-1], np.maximum(starts[1:], starts[:-1]))
-        evaluation = own["evaluation"][keep].astype(bool)
         begins = np.append(True, np.diff(numbers) != 1)
         lengths = np.diff(np.append(np.flatnonzero(begins), len(numbers)))
-        of_window = np.zeros(len(numbers), dtype=bool)
         if len(lengths) > 1 and (lengths >= _MIN_WINDOW).all():
-            of_window = begins
             windows = max(windows, len(lengths))
-        counts = ~(evaluation | of_window)
+        else:
+            begins[:] = False
+        counts = ~(evaluation.astype(bool) | begins)
         if counts.any():
-            evaluated |= set(numbers[evaluation].tolist())
-            first |= set(numbers[of_window].tolist())
+            evaluated |= set(numbers[evaluation.astype(bool)].tolist())
+            first |= set(numbers[begins].tolist())
         else:
             counts[:] = True
         found[rank] = RankSteps(numbers, starts, ends, counts)
@@ -140,13 +144,10 @@ def _apart(starts: Ints, ends: Ints) -> Bools:
     keep = np.ones(len(starts), dtype=bool)
     if (starts[1:] >= ends[:-1]).all():
         return keep
-    end = None
-    for at in range(len(starts)):
-        start, own = int(starts[at]), int(ends[at])
-        if end is not None and end - start > min(_ROUNDING_NS, (own - start) // 2):
-            keep[at] = False
-        else:
-            end = own
+    end: int | None = None
+    for at, (start, own) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        keep[at] = end is None or end - start <= min(_ROUNDING_NS, (own - start) // 2)
+        end = own if keep[at] else end
     return keep
 
 
@@ -155,9 +156,8 @@ def _without_warm_up(steps: RunSteps) -> RunSteps:
     common = steps.common(list(steps.ranks))
     if not common:
         return steps
-    lengths: Floats = np.median(
-        np.array([_durations(own, common) for own in steps.ranks.values()], dtype=float), axis=0
-    )
+    durations = [own.durations[own.places(common)] for own in steps.ranks.values()]
+    lengths: Floats = np.median(np.array(durations, dtype=float), axis=0)
     found = count_warm_up(lengths)
     if not found:
         return steps
@@ -167,11 +167,6 @@ def _without_warm_up(steps: RunSteps) -> RunSteps:
         for rank, own in steps.ranks.items()
     }
     return RunSteps(ranks, warm_up, [*steps.notes, warm_up_note(common, lengths, found)])
-
-
-def _durations(own: RankSteps, numbers: Sequence[int]) -> Ints:
-    order = np.argsort(own.numbers, kind="stable")
-    return own.durations[order[np.searchsorted(own.numbers[order], numbers)]]
 
 
 def count_warm_up(lengths: Floats) -> int:

@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING, Final
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 from tracekit.explain.arrays import np
 from tracekit.explain.clocks import resolution_of
-from tracekit.explain.collectives import read_collectives
+from tracekit.explain.collectives import collective_waits
+from tracekit.explain.cycles import cycles_of_run, stage_costs
 from tracekit.explain.noise import Correction, block_means
 from tracekit.explain.run import check_shares, open_run
-from tracekit.explain.slow_ranks import slow_rows
-from tracekit.explain.stage_comparison import StageComparison
+from tracekit.explain.slow_ranks import compare_ranks, find_outlier_steps, slow_rows
 from tracekit.explain.stages import cut_notes, training_stages
-from tracekit.explain.stragglers_results import Straggler, StragglerReport
+from tracekit.explain.stragglers_results import Sensitivity, StageReport, StepOutlier, Straggler, StragglerReport
 from tracekit.explain.text import share
-from tracekit.explain.waits import find_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tracekit.arguments import Paths
+    from tracekit.explain.collectives import Waits
+    from tracekit.explain.cycles import Cycles, RunCycles
     from tracekit.explain.run import Run
+    from tracekit.explain.slow_ranks import SlowRank
     from tracekit.explain.stages import StageTimes
-    from tracekit.explain.waits import Waits
 
+_STEPS_TO_LOOK_AT: Final = 3
 _MAX_BLOCKS: Final = 30
 """Number of averages of collectives that are compared if steps are unknown: collectives of one step share their delay."""
 
@@ -41,7 +43,8 @@ def find_stragglers(
 ) -> StragglerReport:
     """Find the ranks that are slower than the others, and the steps that take longer than usual.
 
-    Compares durations only: clocks need not be synchronized. See `tracekit.explain.cycles` and `tracekit.explain.waits`.
+    Compares durations only: clocks need not be synchronized. See `tracekit.explain.cycles` and
+    `tracekit.explain.collectives`.
 
     Args:
         inputs: Traces of all ranks: files, folders, globs or URLs, merged or not.
@@ -73,10 +76,26 @@ def compare_run(
 ) -> StragglerReport:
     """Compare the ranks of a run."""
     resolution = resolution_of(run)
-    found = StageComparison(stages, run.steps, at_least, sure, resolution)
-    waits = find_waits(read_collectives(run) if collectives else {})
-    stragglers = [*found.stragglers, *_late(waits, found, at_least, sure, resolution)]
-    cycles = found.cycles
+    found = cycles_of_run(stages, run.steps)
+    waits = collective_waits(run) if collectives else None
+    cycles, names = found.cycles, found.ordered_names
+    steps, step_ns = (0, 0.0) if cycles is None else (len(cycles.begins), cycles.length)
+    reports: list[StageReport] = []
+    stragglers: list[Straggler] = []
+    sensitivity = None
+    if cycles is not None:
+        for name, cost in zip(names, stage_costs(cycles), strict=True):
+            led = dict(zip(found.ranks, cost.led, strict=True))
+            reports.append(StageReport(name=name, exposed_ns=cost.exposed, median_ns=cost.median, led=led))
+        compared = compare_ranks(cycles, min_share=at_least, confidence=sure, resolution=resolution * step_ns)
+        if compared is not None:
+            stragglers = [_slow_in_stage(one, found, cycles) for one in compared.slow]
+            noise = dict(zip(found.ranks, compared.noise, strict=True))
+            sensitivity = Sensitivity(
+                limit_share=compared.limit, ess=compared.ess, steps_needed=compared.steps_needed, noise=noise
+            )
+    if waits is not None and waits.report is not None:
+        stragglers += _late_at_collectives(waits, steps, step_ns, max(at_least, 3 * resolution), sure)
     notes = [*run.steps.notes, *found.notes]
     if 3 * resolution > at_least:
         notes.append(
@@ -86,34 +105,68 @@ def compare_run(
     return StragglerReport(
         files=[path for path, _ in run.files],
         ranks=found.ranks or run.ranks,
-        steps=0 if cycles is None else len(cycles.begins),
-        step_ns=0.0 if cycles is None else cycles.length,
-        together_after=found.together_after,
-        stages=found.reports,
-        collectives=waits.report,
+        steps=steps,
+        step_ns=step_ns,
+        together_after=names[-1] if names else None,
+        stages=reports,
+        collectives=None if waits is None else waits.report,
         warm_up=run.steps.warm_up,
         stragglers=sorted(stragglers, key=lambda one: (-one.mean_ns, one.rank, one.stage or "")),
-        outliers=found.outliers,
-        sensitivity=found.sensitivity,
+        outliers=[] if cycles is None else _outliers(found, cycles),
+        sensitivity=sensitivity,
         others_wait=cycles is not None and cycles.waits,
-        notes=[*notes, *waits.unmatched, *run.notes, *cut_notes(stages.values())],
+        notes=[*notes, *(() if waits is None else waits.unmatched), *run.notes, *cut_notes(stages.values())],
     )
 
 
-def _late(waits: Waits, run: StageComparison, at_least: float, sure: float, resolution: float) -> list[Straggler]:
+def _slow_in_stage(one: SlowRank, found: RunCycles, cycles: Cycles) -> Straggler:
+    place = cycles.own_stages - 1 if one.place is None else one.place
+    times = (cycles.positions if one.place is None else cycles.times)[:, :, place]
+    worst = np.argsort(-one.each, kind="stable")[:_STEPS_TO_LOOK_AT].tolist()
+    return Straggler(
+        rank=found.ranks[one.row],
+        stage=None if one.place is None else found.ordered_names[place],
+        source="stages",
+        mean_ns=one.mean,
+        low_ns=one.low,
+        high_ns=one.high,
+        median_ns=float(np.median(one.each)),
+        share_of_step=one.mean / cycles.length if cycles.length else 0.0,
+        late=int((times.argmax(axis=0) == one.row).sum()),
+        of=len(cycles.begins),
+        sure=1 - one.chance,
+        others_wait=cycles.waits,
+        look_at=sorted(found.numbers[cycles.step_of(cycle, place)] for cycle in worst),
+    )
+
+
+def _outliers(found: RunCycles, cycles: Cycles) -> list[StepOutlier]:
+    whole = cycles.length * len(cycles.begins)
+    return [
+        StepOutlier(
+            rank=None if one.row is None else found.ranks[one.row],
+            stage=found.ordered_names[one.place],
+            steps=[found.numbers[cycles.step_of(cycle, one.place)] for cycle in one.cycles],
+            late_ns=one.late,
+            cost_ns=one.excess,
+            share_of_run=one.excess / whole if whole else 0.0,
+            is_recurrent=one.is_recurrent,
+        )
+        for one in find_outlier_steps(cycles)
+    ]
+
+
+def _late_at_collectives(waits: Waits, steps: int, step_ns: float, at_least: float, sure: float) -> list[Straggler]:
     """Return the ranks that come late to the collectives."""
-    if waits.report is None:
-        return []
+    assert waits.report is not None
     members = {member.rank: member for member in waits.report.members}
     whole = fmean([one.wait_ns + one.transfer_ns for one in members.values()]) / waits.report.count
-    step_ns = 0.0 if run.cycles is None else run.cycles.length
-    steps = 0 if run.cycles is None else len(run.cycles.begins)
     found = []
     # Ranks with equally many collectives share one estimate of their noise.
     for count in sorted({member.count for member in members.values()}):
         ranks = [rank for rank, member in members.items() if member.count == count]
         # A step may hold many collectives; the delay of one counts as often.
-        least = max(at_least, 3 * resolution) * max(whole, step_ns * steps / count)
+        least = at_least * max(whole, step_ns * steps / count)
         late = np.array([waits.late_ns[rank] for rank in ranks], dtype=float)
         for slow in slow_rows(block_means(late, steps or _MAX_BLOCKS), least, Correction(len(members), sure)):
             rank = ranks[slow.row]

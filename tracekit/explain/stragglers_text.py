@@ -113,15 +113,9 @@ def _stages(report: StragglerReport) -> Iterator[str]:
     rows = []
     for stage in (stage for at, stage in enumerate(report.stages) if at in shown):
         rank, led = max(stage.led.items(), key=lambda item: (item[1], -item[0]))
-        rows.append(
-            (
-                shortened(stage.name),
-                duration(stage.exposed_ns),
-                share(stage.exposed_ns / report.step_ns if report.step_ns else None),
-                duration(stage.median_ns),
-                f"{rank} in {share(led / report.steps)}",
-            )
-        )
+        of_step = share(stage.exposed_ns / report.step_ns if report.step_ns else None)
+        cost = duration(stage.exposed_ns), of_step, duration(stage.median_ns)
+        rows.append((shortened(stage.name), *cost, f"{rank} in {share(led / report.steps)}"))
     title = "stages (exposed: what a stage adds to the step of all; waiting adds nothing)"
     return section(title, ("stage", "exposed", "of step", "median rank", "furthest at its end"), rows)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.explain.arrays import np
 from tracekit.explain.collectives import exposed_shares
 from tracekit.explain.gpu import gpu_times_and_gaps
-from tracekit.explain.run import open_run, shortened_name
-from tracekit.explain.stages import cut_notes, training_stages
+from tracekit.explain.run import open_run
+from tracekit.explain.stages import cut_notes, gap_summary, training_stages
 from tracekit.explain.stragglers import compare_run
 from tracekit.explain.summary_results import (
     FileSummary,
@@ -24,7 +24,7 @@ from tracekit.explain.summary_results import (
 from tracekit.explain.verdict import verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Ints
@@ -48,7 +48,18 @@ SELECT rank, label, count(*) AS slices, sum(duration_ns)::DECIMAL(38) AS total_n
     max(start_ns + duration_ns) AS last_ns
 FROM slice WHERE {ranks} GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
 
+_FIGURES: Final = ("count", "total_ns", "self_ns", "mean_ns", "p50_ns", "p95_ns", "p99_ns")
+_MARKERS_OF: Final = """
+SELECT rank, label, first_ns, last_ns, in_steps_ns::HUGEINT, slices, total_ns::HUGEINT, self_ns::HUGEINT, mean_ns,
+    percentiles_ns[1], percentiles_ns[2], percentiles_ns[3]
+FROM marker_{number}"""
+
 _MAX_COUNTED: Final = 20_000_000  # slices in one statement: exact percentiles keep all durations in memory
+_RANK_GROUPS: Final = """
+WITH counted AS (
+    SELECT coalesce(rank, -1) AS rank, sum(count(*)) OVER (ORDER BY coalesce(rank, -1)) AS events FROM events GROUP BY 1
+)
+SELECT string_agg(rank, ', ' ORDER BY rank) FROM counted GROUP BY (events - 1) // {most} ORDER BY min(rank)"""
 
 
 def summarize_traces(
@@ -82,7 +93,7 @@ def summarize_traces(
 def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
     """Summarize an open run."""
     devices, gaps = _devices(run)
-    gaps += _thread_gaps(run, stages)
+    gaps += [gap for own in stages.values() for gap in own.gaps]
     markers, spans = _markers(run)
     kept = min(_MAX_STEPS, max(_MIN_STEPS, _MAX_CELLS // (16 * max(1, len(run.steps.ranks)))))
     ranks = [
@@ -124,88 +135,45 @@ def _markers(run: Run) -> tuple[list[MarkerSummary], dict[int, int]]:
     rows: list[tuple[Any, ...]] = []
     for number, ranks in enumerate(_rank_groups(run)):
         run.database.derive(f"marker_{number}", _MARKERS.format(ranks=ranks), of=["label"])
-        rows += run.database.run(f"FROM marker_{number}")
-    for rank, label, count, total, self_ns, mean, (p50, p95, p99), in_steps, *span in rows:
+        rows += run.database.run(_MARKERS_OF.format(number=number))
+    for rank, label, first, last, in_steps, *figures in rows:
         name, category, kind = run.labels[label]
-        first, last = spans.get(rank, span)
-        spans[rank] = min(first, span[0]), max(last, span[1])
+        before = spans.get(rank, (first, last))
+        spans[rank] = min(before[0], first), max(before[1], last)
         found.append(
             MarkerSummary(
                 rank=rank,
                 name=name,
                 category=category,
-                count=count,
-                total_ns=int(total),
-                self_ns=int(self_ns),
-                mean_ns=mean,
-                p50_ns=p50,
-                p95_ns=p95,
-                p99_ns=p99,
-                share_of_steps=int(in_steps or 0) / totals[rank] if totals.get(rank) else None,
+                **dict(zip(_FIGURES, figures, strict=True)),
+                share_of_steps=(in_steps or 0) / totals[rank] if totals.get(rank) else None,
                 frame=kind in ("frame", "step") or name.startswith("ProfilerStep#"),
             )
         )
     return found, {rank: last - first for rank, (first, last) in spans.items()}
 
 
-def _rank_groups(run: Run) -> Iterator[str]:
-    """Yield conditions on ``rank``: one for a run, or for each group of ranks of a large run."""
+def _rank_groups(run: Run) -> list[str]:
+    """Return conditions on ``rank``: one for a run, or for each group of ranks of a large run."""
     if sum(events for _, events in run.files) <= _MAX_COUNTED:
-        yield "true"
-        return
-    group: list[int] = []
-    size = 0
-    for rank, events in run.database.run("SELECT coalesce(rank, -1), count(*) FROM events GROUP BY 1 ORDER BY 1"):
-        if group and size + events > _MAX_COUNTED:
-            yield _one_of(group)
-            group, size = [], 0
-        group.append(rank)
-        size += events
-    yield _one_of(group)
-
-
-def _one_of(ranks: list[int]) -> str:
-    return f"rank IN ({', '.join(map(str, ranks))})"
+        return ["true"]
+    return [f"rank IN ({ranks})" for (ranks,) in run.database.run(_RANK_GROUPS.format(most=_MAX_COUNTED))]
 
 
 def _devices(run: Run) -> tuple[dict[int, list[GPUTime]], list[GapSummary]]:
     """Return the devices of each rank, and their longest idle times."""
-    names: dict[tuple[int, int], str] = {}
     found: dict[int, list[GPUTime]] = {}
     times, idle = gpu_times_and_gaps(run.database, _MAX_GAPS_READ)
     for gpu in times:
-        rank = -1 if gpu.rank is None else gpu.rank
-        names[rank, gpu.device] = gpu.name
-        found.setdefault(rank, []).append(gpu)
+        found.setdefault(-1 if gpu.rank is None else gpu.rank, []).append(gpu)
     gaps = []
     for rank, device, start, length, after, before in idle:
         steps = run.steps.of(rank)
         moment = np.array([start])
         if not steps.is_pause(moment, moment + length)[0]:
-            gaps.append(_gap(steps, rank, names[rank, device], (start, length), after, before))
+            name = next(gpu.name for gpu in found[rank] if gpu.device == device)
+            gaps.append(gap_summary(steps, rank, name, (start, length), after, before))
     return found, gaps
-
-
-def _thread_gaps(run: Run, stages: dict[int, StageTimes]) -> list[GapSummary]:
-    names = [name for name, _, _ in run.labels]
-    return [
-        _gap(own.steps, rank, own.thread, (gap.start_ns, gap.length_ns), names[gap.after], names[gap.before])
-        for rank, own in stages.items()
-        for gap in own.gaps
-    ]
-
-
-def _gap(steps: RankSteps, rank: int, where: str, span: tuple[int, int], after: str, before: str) -> GapSummary:
-    place = int(steps.at(np.array(span[:1]))[0])
-    return GapSummary(
-        rank=rank,
-        where=where,
-        start_ns=span[0],
-        length_ns=span[1],
-        after=shortened_name(after),
-        before=shortened_name(before),
-        step=None if place < 0 else int(steps.numbers[place]),
-    )
 
 
 def _rank(
@@ -216,8 +184,8 @@ def _rank(
     stages = []
     if own is not None:
         for name, stage_ns, meets in zip(own.names, own.totals_ns.tolist(), own.meets, strict=True):
-            stage_share = stage_ns / total if total else 0.0
-            stages.append(StageSummary(name=name, total_ns=int(stage_ns), share_of_steps=stage_share, collective=meets))
+            of_steps = stage_ns / total if total else 0.0
+            stages.append(StageSummary(name=name, total_ns=int(stage_ns), share_of_steps=of_steps, collective=meets))
     return RankSummary(
         rank=rank,
         span_ns=int(span_ns),
@@ -232,19 +200,14 @@ def _rank(
 
 
 def _step_summary(durations: Ints, total: int) -> StepSummary:
-    ordered = np.sort(durations)
-
-    def percentile(percent: int) -> int:
-        return int(ordered[-(-percent * len(ordered) // 100) - 1]) if len(ordered) else 0
-
+    count, ordered = len(durations), np.sort(durations)
+    # By nearest rank.
+    p50, p95, p99, longest = (
+        int(ordered[-(-percent * count // 100) - 1]) if count else 0 for percent in (50, 95, 99, 100)
+    )
+    mean = total / count if count else 0.0
     return StepSummary(
-        count=len(ordered),
-        total_ns=total,
-        mean_ns=total / len(ordered) if len(ordered) else 0.0,
-        p50_ns=percentile(50),
-        p95_ns=percentile(95),
-        p99_ns=percentile(99),
-        longest_ns=percentile(100),
+        count=count, total_ns=total, mean_ns=mean, p50_ns=p50, p95_ns=p95, p99_ns=p99, longest_ns=longest
     )
 
 

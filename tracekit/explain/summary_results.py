@@ -109,6 +109,11 @@ class RankSummary(Result, frozen=True, kw_only=True):
         return {stage.name: stage.total_ns / self.steps.count for stage in self.stages} if self.steps.count else {}
 
     @property
+    def loading_share(self) -> float | None:
+        """The share of the steps in which the training thread waits for data; None if that is unknown."""
+        return None if self.loading is None else self.loading.share_of_steps
+
+    @property
     def unrecorded_share(self) -> float | None:
         """The share of the steps outside of all stages; None without steps."""
         return self.unrecorded_ns / self.steps.total_ns if self.steps.total_ns else None

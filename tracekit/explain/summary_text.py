@@ -22,7 +22,7 @@ from tracekit.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracekit.explain.summary_results import MarkerSummary, RankSummary, TraceSummary
+    from tracekit.explain.summary_results import RankSummary, TraceSummary
 
 _MAX_RANKS: Final = 64
 _MAX_GAPS: Final = 5
@@ -43,19 +43,13 @@ def summary_lines(summary: TraceSummary, top: int, *, per_rank: bool = False) ->
     yield from _devices(summary.ranks, per_rank=per_rank)
     yield from _markers(summary, top, per_rank=per_rank)
     threads = {(rank.rank, rank.training_thread) for rank in summary.ranks}
-    rows = [
-        (
-            duration(gap.length_ns),
-            str(gap.rank),
-            "training thread"
-            if len(gap.where) > _WHERE_WIDTH and (gap.rank, gap.where) in threads
-            else shortened(gap.where, _WHERE_WIDTH),
-            "-" if gap.step is None else str(gap.step),
-            shortened(gap.after, 17),
-            shortened(gap.before, 17),
-        )
-        for gap in summary.gaps[: len(summary.gaps) if per_rank else _MAX_GAPS]
-    ]
+    rows = []
+    for gap in summary.gaps[: None if per_rank else _MAX_GAPS]:
+        is_long = len(gap.where) > _WHERE_WIDTH and (gap.rank, gap.where) in threads
+        where = "training thread" if is_long else shortened(gap.where, _WHERE_WIDTH)
+        step = "-" if gap.step is None else str(gap.step)
+        around = shortened(gap.after, 17), shortened(gap.before, 17)
+        rows.append((duration(gap.length_ns), str(gap.rank), where, step, *around))
     title = "longest gaps: nothing on the training thread, or nothing on a device"
     yield from section(title, ("length", "rank", "where", "step", "after", "before"), rows, 6)
     for note in summary.notes:
@@ -66,12 +60,7 @@ def _steps(summary: TraceSummary, *, per_rank: bool) -> Iterator[str]:
     timed = summary.timed
     if per_rank or len(timed) == 1:
         rows = [
-            (
-                str(rank.rank),
-                *step_cells(rank),
-                "-" if rank.loading is None else share(rank.loading.share_of_steps),
-                share(rank.unrecorded_share),
-            )
+            (str(rank.rank), *step_cells(rank), share(rank.loading_share), share(rank.unrecorded_share))
             for rank in summary.longest_timed(_MAX_RANKS)
         ]
         head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "loading", "unrecorded")
@@ -81,7 +70,7 @@ def _steps(summary: TraceSummary, *, per_rank: bool) -> Iterator[str]:
         (name, *range_cells([(getattr(rank.steps, f"{name}_ns"), rank.rank) for rank in timed], duration))
         for name in ("mean", "p50", "p95", "p99", "longest")
     ]
-    waits = [(rank.loading.share_of_steps or 0.0, rank.rank) for rank in timed if rank.loading is not None]
+    waits = [(rank.loading_share or 0.0, rank.rank) for rank in timed if rank.loading is not None]
     if waits:
         rows.append(("waiting for data", *range_cells(waits, share)))
     rows.append(("in no marker", *range_cells([(rank.unrecorded_share or 0.0, rank.rank) for rank in timed], share)))
@@ -135,10 +124,12 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
         one_rank = len(summary.ranks) == 1
         names = telling_names(markers[:top])
         short = shortened_apart(names.values(), 26 if one_rank else 20)
-        rows = [
-            (short[names[marker.name, marker.category]], *_marker_cells(marker, one_rank=one_rank))
-            for marker in markers[:top]
-        ]
+        rows = []
+        for marker in markers[:top]:
+            times = map(duration, (marker.total_ns, marker.self_ns, marker.p50_ns, marker.p95_ns))
+            of = () if one_rank else (str(marker.rank),)
+            cells = (*of, f"{marker.count:,}", *times, share(marker.share_of_steps))
+            rows.append((short[names[marker.name, marker.category]], *cells))
         head: tuple[str, ...] = ("count", "total", "self", "p50", "p95", "of steps")
         head, title = ("name", *head) if one_rank else ("name", "rank", *head), "markers by total time"
         left = len(markers) - len(rows)
@@ -150,9 +141,3 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
         head, title = ("name", *NAME_HEAD), "markers by total time, and the total time of a rank"
         left = len(found) - len(rows)
     return section(title, head, rows, after=[f"  and {left:,} more; --top N shows N, --json all"] if left else ())
-
-
-def _marker_cells(marker: MarkerSummary, *, one_rank: bool) -> tuple[str, ...]:
-    times = (marker.total_ns, marker.self_ns, marker.p50_ns, marker.p95_ns)
-    cells = (f"{marker.count:,}", *map(duration, times), share(marker.share_of_steps))
-    return cells if one_rank else (str(marker.rank), *cells)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tracekit.wording import align_columns
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -60,15 +62,7 @@ def shortened_apart(names: Iterable[str], width: int) -> dict[str, str]:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """Return the lines of a table."""
-    widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if at < left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+    return [f"  {line}" for line in align_columns((head, *rows), left)]
 
 
 def section(

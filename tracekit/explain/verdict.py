@@ -29,18 +29,18 @@ def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[i
     timed = [rank for rank in ranks if rank.steps.count]
     devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
     if not timed and not devices:
-        return Verdict(
-            bound="unknown",
-            share=None,
-            imbalanced=False,
-            sentences=["No steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler."],
-        )
+        nothing = "No steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler."
+        return Verdict(bound="unknown", share=None, imbalanced=False, sentences=[nothing])
     bound, explained, words = _bound(timed, devices, exposed)
-    sentences = [] if not timed else [_steps(timed)]
+    sentences = []
+    if timed:
+        mean, steps = fmean(rank.steps.mean_ns for rank in timed), max(rank.steps.count for rank in timed)
+        over = f"{counted(steps, 'step')} of {counted(len(timed), 'rank')}"
+        sentences.append(f"A step takes {duration(mean)} on average, over {over}.")
     sentences.append(words)
-    waits = [rank.loading.share_of_steps or 0.0 for rank in timed if rank.loading is not None]
-    if bound != "input" and waits and max(waits) >= _MUCH:
-        sentences.append(f"Waiting for data takes up to {share(max(waits))} of the step.")
+    waits = max((rank.loading_share or 0.0 for rank in timed), default=0.0)
+    if bound != "input" and waits >= _MUCH:
+        sentences.append(f"Waiting for data takes up to {share(waits)} of the step.")
     imbalanced = found.blames
     if found.stragglers:
         sentences.append(sentence(straggler_parts(found.stragglers[0]), len(found.stragglers)))
@@ -52,66 +52,49 @@ def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[i
     return Verdict(bound=bound, share=explained, imbalanced=imbalanced, sentences=sentences)
 
 
-def _steps(timed: list[RankSummary]) -> str:
-    steps = max(rank.steps.count for rank in timed)
-    return (
-        f"A step takes {duration(fmean(rank.steps.mean_ns for rank in timed))} on average, over {counted(steps, 'step')} of "
-        f"{counted(len(timed), 'rank')}."
-    )
-
-
 def _bound(
     timed: list[RankSummary], devices: list[tuple[int, GPUTime]], exposed: dict[int, dict[str, float]]
 ) -> tuple[str, float | None, str]:
     """Return what limits the run, the share of the step that it explains, and the sentence."""
-    loading = [
-        (0.0 if rank.loading is None or rank.loading.share_of_steps is None else rank.loading.share_of_steps, rank.rank)
-        for rank in timed
-    ]
-    input_share = median(own for own, _ in loading) if loading else 0.0
+    loading = [(rank.loading_share or 0.0, rank.rank) for rank in timed]
+    input_share = median(one for one, _ in loading) if loading else 0.0
     shares: dict[str, list[tuple[float, int]]] = {"input": loading} if loading else {}
     words = {"part": "", "whole": "step"}
     if devices:
         words["whole"] = "time of the GPUs"
-        per_device = [(rank, device, device.span_ns or 1) for rank, device in devices]
-        shown_ns = sum(device.communication_ns - device.hidden_ns for _, device, _ in per_device)
-        cpu_ns = sum(device.host_communication_ns for _, device, _ in per_device)
+        per_device = [
+            (rank, device, device.span_ns or 1, device.communication_ns - device.hidden_ns) for rank, device in devices
+        ]
         shares["communication"] = [
-            ((device.communication_ns - device.hidden_ns + device.host_communication_ns) / span, rank)
-            for rank, device, span in per_device
+            ((shown_ns + device.host_communication_ns) / span, rank) for rank, device, span, shown_ns in per_device
         ]
         # While the CPU waits for data or other ranks, it launches nothing.
         shares["launch"] = [
             (max(0.0, (device.host_bound_ns - device.host_communication_ns) / span - input_share), rank)
-            for rank, device, span in per_device
+            for rank, device, span, _ in per_device
         ]
-        compute = [(device.compute_ns / span, rank) for rank, device, span in per_device]
-        exchange = "exchanging data, mostly by the CPU while GPUs are idle," if cpu_ns > shown_ns else ""
-        part = {"communication": exchange or "communication that computing does not hide", "compute": "computing"}
+        compute = [(device.compute_ns / span, rank) for rank, device, span, _ in per_device]
+        by_cpu = sum(device.host_communication_ns - shown_ns for _, device, _, shown_ns in per_device) > 0
+        exchange = "exchanging data, mostly by the CPU while GPUs are idle,"
+        hidden = "communication that computing does not hide"
+        part = {"communication": exchange if by_cpu else hidden, "compute": "computing"}
     else:
-        shares["communication"] = [
-            (
-                max(
-                    sum(stage.share_of_steps for stage in rank.stages if stage.collective),
-                    exposed.get(rank.rank, {}).get("", 0.0),
-                ),
-                rank.rank,
-            )
-            for rank in timed
-        ]
+        shares["communication"] = []
+        for rank in timed:
+            own = sum(stage.share_of_steps for stage in rank.stages if stage.collective)
+            shares["communication"].append((max(own, exposed.get(rank.rank, {}).get("", 0.0)), rank.rank))
         longest, compute = _longest_stage(timed, exposed)
         part = {"communication": "exchanging data and waiting for it", "compute": shortened(longest)}
-    middles = {bound: median(own for own, _ in values) for bound, values in shares.items()}
+    middles = {bound: median(one for one, _ in values) for bound, values in shares.items()}
     bound = max(middles, key=lambda name: middles[name])
     unrecorded = median(_unmarked(rank, exposed.get(rank.rank, {})) for rank in timed) if timed else 0.0
-    if not devices and unrecorded > max(_MUCH, middles[bound], median(own for own, _ in compute)):
-        words_of = f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
-        return "unknown", None, words_of
-    if middles[bound] < max(_MUCH, median(own for own, _ in compute)):
+    if not devices and unrecorded > max(_MUCH, middles[bound], median(one for one, _ in compute)):
+        return "unknown", None, f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
+    if middles[bound] < max(_MUCH, median(one for one, _ in compute)):
         bound, shares["compute"] = "compute", compute
-    explained = median(own for own, _ in shares[bound])
-    most, rank = max(shares[bound])
-    words["most"] = f", {share(most)} on rank {rank}" if len(shares[bound]) > 1 and most > explained + 0.01 else ""
+    explained = median(one for one, _ in shares[bound])
+    most, slowest = max(shares[bound])
+    words["most"] = f", {share(most)} on rank {slowest}" if len(shares[bound]) > 1 and most > explained + 0.01 else ""
     words["part"] = part.get(bound, "")
     return bound, explained, _TEXTS[bound].format(share=share(explained), **words)
 

@@ -49,7 +49,7 @@ class AccountCollector:
     def __init__(self) -> None:
         self._accounts = Accounts()
         self._processes: list[dict[str, Any]] = []
-        self._exchanges: list[tuple[int, int, int, int | None]] = []
+        self._exchanges: list[tuple[int, int, int]] = []  # error, offset and reference of each comparison of clocks
         self._drift_ppb: int | None = None
         self._clock_steps: dict[Any, tuple[int, int]] = {}
 
@@ -64,7 +64,7 @@ class AccountCollector:
             if offset is not None and error is not None and reference is not None and error >= 0:
                 drift = _integer(args.get("drift_ppb"))
                 self._drift_ppb = self._drift_ppb if drift is None else drift
-                self._exchanges.append((error, offset, reference, drift))
+                self._exchanges.append((error, offset, reference))
         elif name == CLOCK_STEP_EVENT and (step := _integer(args.get("step_ns"))) is not None:
             count, largest = self._clock_steps.get(pid, (0, 0))
             if count or len(self._clock_steps) < _MAX_PROCESSES:
@@ -86,26 +86,19 @@ class AccountCollector:
             of = rank if ranks is None else ranks.get(pid)
             before, most = steps.get(of, (0, 0))
             steps[of] = before + count, max(most, largest, key=abs)
-        best = min(self._exchanges, key=lambda one: one[0], default=None)
-        merged = ranks is not None
+        best: dict[str, int | None] | None = None
+        if self._exchanges:
+            error, offset, reference = min(self._exchanges, key=lambda one: one[0])
+            best = {"error_ns": error, "offset_ns": offset, "reference_rank": reference}
+            best |= {"count": len(self._exchanges), "drift_ppb": self._drift_ppb}
+        recordings = self._recordings(reader.header, metadata, rank if ranks is None else None)
+        losses = [] if ranks is None else stated_losses(reader.header, set(ranks.values()))
         return {
             "metadata": metadata,
-            "recordings": [
-                dataclasses.astuple(one) for one in self._recordings(reader.header, metadata, None if merged else rank)
-            ],
-            "losses": [dataclasses.asdict(one) for one in stated_losses(reader.header, set(ranks.values()))]
-            if ranks is not None
-            else [],
-            "clocks": [clock.to_json() for clock in stated_ranks(reader.header)] if merged else [],
-            "exchange": None
-            if best is None
-            else {
-                "error_ns": best[0],
-                "offset_ns": best[1],
-                "reference_rank": best[2],
-                "count": len(self._exchanges),
-                "drift_ppb": self._drift_ppb,
-            },
+            "recordings": [dataclasses.astuple(one) for one in recordings],
+            "losses": [dataclasses.asdict(one) for one in losses],
+            "clocks": [] if ranks is None else [clock.to_json() for clock in stated_ranks(reader.header)],
+            "exchange": best,
             "clock_steps": [(of, *values) for of, values in steps.items()],
             "summary": self._accounts.summary,
             "lost_events": self._accounts.lost_events,

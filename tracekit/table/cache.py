@@ -112,8 +112,7 @@ class TableCache:
 
     def _pointer(self, path: str) -> Path:
         found = Path(path).stat()
-        name = hashlib.blake2b(repr((VERSION, found.st_dev, found.st_ino)).encode(), digest_size=20).hexdigest()
-        return self.folder / f"{_LATEST}{name}"
+        return self.folder / f"{_LATEST}{key_of(found.st_dev, found.st_ino)}"
 
     def remove(self, key: str) -> None:
         """Remove an entry."""
@@ -129,18 +128,17 @@ class TableCache:
         for entry in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 used = entry.stat().st_mtime
+                is_stale = now - used > _STALE_S
                 if entry.name.startswith(_LATEST):
-                    if now - used > _STALE_S and not (self.folder / entry.read_text("ascii")).exists():
+                    if is_stale and not (self.folder / entry.read_text("ascii")).exists():
                         entry.unlink()
-                    continue
-                if entry.name.startswith(_BUILDING):
-                    if now - used > _STALE_S:
+                elif entry.name.startswith(_BUILDING):
+                    if is_stale:
                         entry.unlink() if entry.is_file() else shutil.rmtree(entry, ignore_errors=True)
-                    continue
-                if now - used > _IN_USE_S and (entry / _SUPERSEDED).exists():
+                elif now - used > _IN_USE_S and (entry / _SUPERSEDED).exists():
                     self.remove(entry.name)
-                    continue
-                entries.append((used, _size_bytes(entry), entry))
+                else:
+                    entries.append((used, _size_bytes(entry), entry))
         total = sum(size for _, size, _ in entries)
         for used, size, entry in sorted(entries):
             if total <= self._max_bytes or now - used < _IN_USE_S:
@@ -168,21 +166,19 @@ def open_cache(*, keep: bool = True) -> Iterator[TableCache]:
     yield TableCache(Path(named) if named else default, int(limit) if limit else _MAX_BYTES)
 
 
-def file_key(path: str, *parts: bytes) -> str:
+def key_of(*parts: object) -> str:
+    """Return a key for values that their representation identifies."""
+    return hashlib.blake2b(repr((VERSION, *parts)).encode(), digest_size=20).hexdigest()
+
+
+def file_key(path: str, *parts: object) -> str:
     """Return the key of a file as it is now."""
-    digest = hashlib.blake2b(digest_size=20)
-    facts: tuple[object, ...]
     if is_remote(path):
-        facts = path, remote_version(path)
-        ends = b""
-    else:
-        with open_read(path) as file:
-            found = os.fstat(file.fileno())
-            ends = file.read(_END_BYTES)
-            file.seek(max(found.st_size - _END_BYTES, 0))
-            ends += file.read(_END_BYTES)
-        facts = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    for part in (repr((VERSION, facts)).encode(), ends, *parts):
-        digest.update(b"%d:" % len(part))
-        digest.update(part)
-    return digest.hexdigest()
+        return key_of(path, remote_version(path), *parts)
+    with open_read(path) as file:
+        found = os.fstat(file.fileno())
+        first = file.read(_END_BYTES)
+        file.seek(max(found.st_size - _END_BYTES, 0))
+        ends = first, file.read(_END_BYTES)
+    version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return key_of(version, ends, *parts)

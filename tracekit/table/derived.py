@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.table.build import FACTS
+from tracekit.table.cache import key_of
 from tracekit.table.database import Database, Limits
-from tracekit.table.schema import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,27 +81,19 @@ class RunDatabase(Database):
     def keep(self, key: Sequence[object], make: Callable[[], bytes]) -> bytes:
         """Return a document on the events, or find it in the cache. Only for a connection that `keeps`.
 
-        Args:
-            key: Everything but the events and the code of tracekit that the document depends on.
-            make: Returns the document.
-
-        Raises:
-            StorageError: The cache cannot be written.
+        Its key holds everything else that the document depends on, but for the code of tracekit.
         """
+        folder = self._entry((_code_state(), *key), lambda folder: (folder / _DOCUMENT).write_bytes(make()))
+        return (folder / _DOCUMENT).read_bytes()
 
-        def build(folder: Path) -> None:
-            (folder / _DOCUMENT).write_bytes(make())
-
-        return (self._entry((_code_state(), *key), build) / _DOCUMENT).read_bytes()
-
-    def _entry(self, parts: Sequence[object], build: Callable[[Path], None]) -> Path:
+    def _entry(self, parts: Sequence[object], build: Callable[[Path], object]) -> Path:
         """Return the folder of an entry of these events, which is built if it is not there."""
 
         def fill(folder: Path) -> None:
             build(folder)
             (folder / FACTS).write_text("{}", encoding="ascii")
 
-        key = hashlib.blake2b(repr((VERSION, self._source, *parts)).encode(), digest_size=20).hexdigest()
+        key = key_of(self._source, *parts)
         return self._cache.find(key) or self._cache.add(key, fill)
 
 

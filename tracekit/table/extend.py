@@ -33,12 +33,8 @@ _NESTED: Final = ("depth", "parent", "self_ns", "step_index")
 class ArrowTable:
     """A table that Arrow consumers can read any number of times. Asking for its schema calls and reads nothing.
 
-    Needs the compiled core.
-
-    Args:
-        name: "events", "counters", "flows" or "args".
-        columns: Returns finished columns with the unread table. Called from any thread when the consumer asks a stream for its
-            first batch. Consumers replace an error by one of their own type.
+    Needs the compiled core. ``columns`` returns finished columns with the unread table. It is called from any thread when the
+    consumer asks a stream for its first batch. Consumers replace an error by one of their own type.
     """
 
     def __init__(self, name: str, columns: Callable[[], _merge.Columns]) -> None:
@@ -87,11 +83,8 @@ def write_columns(database: Database, columns: _merge.Columns | PlainColumns, ta
 def nest_slices(database: Database, folder: Path, tracks: int) -> None:
     """Nest the slices of the table ``to_nest``, into the table ``nesting`` with place, depth, parent (a place) and self_ns.
 
-    Args:
-        database: The engine. ``to_nest`` has the columns place (from 0 on), track, start_ns and duration_ns; outer slices come
-            before the slices that they enclose.
-        folder: A private folder.
-        tracks: The number of tracks.
+    ``to_nest`` has the columns place (from 0 on), track, start_ns and duration_ns; outer slices come before the slices that they
+    enclose.
     """
     columns = new_columns(str(folder))
     for track in range(tracks):
@@ -122,17 +115,9 @@ def replaced(names: Collection[str], alias: str) -> str:
 
 
 def extend_tables(
-    database: Database,
-    path: str,
-    previous: Path,
-    folder: Path,
-    progress: Callable[[int], None] | None,
+    database: Database, path: str, previous: Path, folder: Path, progress: Callable[[int], None] | None
 ) -> tuple[FileFacts, Growth] | None:
-    """Write the new parts of all tables, and link the other parts.
-
-    Returns:
-        The facts and the state of the file; None if it must be built anew.
-    """
+    """Write the new parts of all tables, and link the others; return the facts and the state, None to build all anew."""
     growth = load_growth(previous, path)
     if growth is None:
         return None
@@ -171,17 +156,11 @@ def extend_tables(
 
 
 def _nest_again(
-    database: Database,
-    previous: Path,
-    folder: Path,
-    base: int,
-    facts: FileFacts,
-    growth: Growth,
+    database: Database, previous: Path, folder: Path, base: int, facts: FileFacts, growth: Growth
 ) -> int | None:
     """Nest the new rows, with the old ones that they or new steps can change, into the table ``nested``.
 
-    Returns:
-        The first row; None if the begins of a new and an old slice with equal times would have to be compared.
+    Returns the first row; None if the begins of a new and an old slice with equal times would have to be compared.
     """
     times = dict(database.run(f"SELECT track, min(start_ns) FROM new WHERE phase = {_SLICE} GROUP BY track"))
     changed_ns = _first_change_ns(database, previous, facts)

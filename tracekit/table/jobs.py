@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -48,7 +47,7 @@ class Job:
 
     def key(self) -> str:
         """Return the key of the entry."""
-        return file_key(self.path, *([hashlib.blake2b(repr(self.steps).encode()).digest()] if self.steps else []))
+        return file_key(self.path, *self.steps)
 
     def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
         """Build the entry; extend an earlier one if the file has only grown."""
@@ -95,7 +94,7 @@ def build_all(
             try:
                 for number, result in zip(order, results, strict=True):
                     done += sizes[number]
-                    progress(done / whole, f"reading {_named(jobs[number])}")
+                    progress(done / whole, f"reading {basename(jobs[number].paths[0])}")
                     found[number] = result
             except BrokenProcessPool as error:
                 raise StorageError(
@@ -103,7 +102,7 @@ def build_all(
                 ) from error
         missing = []
     for number in missing:
-        name, size = _named(jobs[number]), sizes[number]
+        name, size = basename(jobs[number].paths[0]), sizes[number]
 
         def advance(bytes_read: int, name: str = name, size: int = size, done: int = done) -> None:
             progress((done + min(bytes_read, size)) / whole, f"reading {name}")
@@ -124,10 +123,6 @@ def _find(cache: TableCache, key: str) -> Path | None:
         cache.remove(key)
         return None
     return folder
-
-
-def _named(job: Job | SharedThreads) -> str:
-    return basename(job.paths[0])
 
 
 def _build(

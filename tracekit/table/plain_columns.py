@@ -7,8 +7,14 @@ from bisect import bisect_right
 from typing import Any, Final
 
 from tracekit.formats.kineto import GPU_CATEGORIES
-from tracekit.table.rows import MAX_BEGUN, NO_BEGIN, NO_VALUE
 from tracekit.traces.pairs import OpenSlices
+
+NO_VALUE: Final = -(2**63)  # NULL in a column of integers
+
+NO_BEGIN: Final = -1  # the number of the begin of a whole slice
+
+MAX_BEGUN: Final = 200_000
+"""The maximum number of slices, and of async slices, that have begun and not ended; further ones are left out."""
 
 COLUMNS: Final = {
     "events": (
@@ -33,9 +39,9 @@ _MAX_SEARCH: Final = 100
 _MAX_LAUNCHES: Final = 4 * 1024 * 1024
 
 
-def has_key_args(category: bytes | None, name: bytes, args: bytes) -> bool:
+def has_key_args(category: bytes | None, name: bytes, args: bytes | None) -> bool:
     """Return True for events whose arguments answer questions: collectives, memory, and gaps of a recording."""
-    return name.startswith(_KEY_NAMES) or (category in DEVICE_CATEGORIES and b'"Collective name"' in args)
+    return name.startswith(_KEY_NAMES) or (category in DEVICE_CATEGORIES and b'"Collective name"' in (args or b""))
 
 
 class PlainColumns:
@@ -58,42 +64,19 @@ class PlainColumns:
         """Return pid and tid of each track, as JSON."""
         return list(self._tracks)
 
-    def add_event(
-        self,
-        track: int,
-        category: bytes | None,
-        name: bytes,
-        phase: int,
-        start_ns: int,
-        duration_ns: int,
-        correlation: int,
-        flow: int,
-        stream: int,
-        device: int,
-        size_bytes: int,
-        process_group: bytes | None,
-        args: bytes | None,
-        nests: bool,
-        begin: int,
-        /,
-    ) -> int:
-        """Add a row, and return its number."""
+    def add_event(self, *row: Any) -> int:
+        """Add a row, and return its number; the arguments are those of the core's method."""
+        track, category, name, phase, start_ns, duration_ns, correlation, *others, args, nests, begin = row
         rows = self._tables["events"]
         number = len(rows)
         if nests:
             self._slices.append((start_ns, -start_ns - duration_ns, begin, number, track))
-            if (
-                correlation not in (NO_VALUE, -1)
-                and category not in DEVICE_CATEGORIES
-                and len(self._launches) < _MAX_LAUNCHES
-            ):
+            is_launch = correlation not in (NO_VALUE, -1) and category not in DEVICE_CATEGORIES
+            if is_launch and len(self._launches) < _MAX_LAUNCHES:
                 self._launches.setdefault(correlation, start_ns)
         late = [NO_VALUE] * 4
-        others = [correlation, flow, stream, device, size_bytes, process_group]
-        rows.append([track, category, name, phase, start_ns, duration_ns, *late, *others])
-        is_kept = self._keeps_args == ALL_ARGS or (
-            self._keeps_args == KEY_ARGS and args is not None and has_key_args(category, name, args)
-        )
+        rows.append([track, category, name, phase, start_ns, duration_ns, *late, correlation, *others])
+        is_kept = self._keeps_args == ALL_ARGS or (self._keeps_args == KEY_ARGS and has_key_args(category, name, args))
         if is_kept and args is not None:
             self._tables["args"].append([number, args])
         return number
@@ -101,9 +84,7 @@ class PlainColumns:
     def add_slices(self, tracks: bytes, starts_ns: bytes, durations_ns: bytes, /) -> None:
         """Add slices without a name; each argument is an array of 64-bit integers."""
         none = (NO_VALUE,) * 5
-        for track, start, duration in zip(
-            array("q", tracks), array("q", starts_ns), array("q", durations_ns), strict=True
-        ):
+        for track, start, duration in zip(*(array("q", one) for one in (tracks, starts_ns, durations_ns)), strict=True):
             self.add_event(track, None, b"", ord("X"), start, duration, *none, None, None, True, NO_BEGIN)
 
     def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.json.reader import decode
 from tracekit.formats.trace_event import (
@@ -21,30 +21,17 @@ from tracekit.formats.trace_event import (
     raw_number,
     time_field,
 )
+from tracekit.table.plain_columns import MAX_BEGUN, NO_BEGIN, NO_VALUE
 from tracekit.table.steps import StepCollector, is_step_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NO_VALUE: Final = -(2**63)  # NULL in a column of integers
-
-NO_BEGIN: Final = -1  # the number of the begin of a whole slice
-
 _MAX_TIME_NS: Final = 2**61
-MAX_BEGUN: Final = 200_000
-"""The maximum number of slices, and of async slices, that have begun and not ended; further ones are left out."""
 _FAR: Final = 100
 _INTEGER: Final = re.compile(rb"-?\d{1,18}")
-_ID: Final = re.compile(rb"\d{1,19}")
-_HEX_ID: Final = re.compile(rb'"(0[xX][0-9a-fA-F]{1,16}|\d{1,19})"')
-_ARG_NAMES: Final = {
-    "correlation": 0,
-    "stream": 1,
-    "device": 2,
-    "Device Id": 2,
-    "bytes": 3,
-    "Bytes": 3,
-}
+_ID: Final = re.compile(rb'\d{1,19}|"(?:0[xX][0-9a-fA-F]{1,16}|\d{1,19})"')
+_ARG_NAMES: Final = {"correlation": 0, "stream": 1, "device": 2, "Device Id": 2, "bytes": 3, "Bytes": 3}
 _GROUP: Final = "Process Group Name"
 
 
@@ -58,69 +45,19 @@ class ArgFields(NamedTuple):
     process_group: bytes | None = None
 
 
-class ColumnSink(Protocol):
-    """Takes rows: `tracekit.core._merge.Columns`, or the plain `tracekit.table.plain_columns.PlainColumns`."""
-
-    def track(self, pid: bytes, tid: bytes, /) -> int:
-        """Return the number of a track."""
-
-    def add_event(
-        self,
-        track: int,
-        category: bytes | None,
-        name: bytes,
-        phase: int,
-        start_ns: int,
-        duration_ns: int,
-        correlation: int,
-        flow: int,
-        stream: int,
-        device: int,
-        size_bytes: int,
-        process_group: bytes | None,
-        args: bytes | None,
-        nests: bool,
-        begin: int,
-        /,
-    ) -> int:
-        """Add a row, and return its number."""
-
-    def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
-        """Begin a slice; return False if too many have begun."""
-
-    def end(self, track: int, name: bytes, category: bytes, /) -> tuple[bytes, int] | None:
-        """End the innermost slice that a name and category fit, and return its event and the number of its begin."""
-
-    def begun(self) -> list[tuple[int, bytes]]:
-        """Return the track and event of each slice that has not ended."""
-
-    def add_counter(self, track: int, name: bytes, series: bytes, time_ns: int, value: float, /) -> None:
-        """Add a value of a counter."""
-
-    def add_flow(
-        self, track: int, phase: bytes, time_ns: int, category: bytes | None, name: bytes, id_: int, /
-    ) -> None:
-        """Add an end or a step of a flow."""
-
-
-class SliceTaker(Protocol):
-    """Takes the slices that `is_step_name` accepts."""
-
-    def take_slice(self, event: Event, pid: Any, start_ns: int, end_ns: int) -> None:
-        """Look at a slice."""
-
-
 class RowWriter:
     """Writes the rows of events, and keeps begins until their ends.
 
+    Args:
+        sink: Takes rows: `tracekit.core._merge.Columns`, `PlainColumns`, or an object with the methods that are called here.
+        metadata: Called with each metadata event.
+        step_taker: Its ``take_slice`` gets the slices that `is_step_name` accepts; ``steps`` if None.
+
     Attributes:
-        metadata: As given.
         unusable: The number of events that are left out, since their time is missing or beyond all bounds.
     """
 
-    def __init__(
-        self, sink: ColumnSink, metadata: Callable[[Event], None], step_taker: SliceTaker | None = None
-    ) -> None:
+    def __init__(self, sink: Any, metadata: Callable[[Event], None], step_taker: Any = None) -> None:
         self.steps = StepCollector()
         self._step_taker = step_taker or self.steps
         self.unusable = 0
@@ -135,13 +72,13 @@ class RowWriter:
         if phase == "M":
             self.metadata(event)
             return
-        if phase not in _WAYS:
+        if phase not in self._WAYS:
             return
         time = time_field(event.ts)
         if time is None or abs(time) >= _MAX_TIME_NS:
             self.unusable += 1
             return
-        _WAYS[phase](self, event, time)
+        self._WAYS[phase](self, event, time)
 
     def note_step(self, event: Event, duration: int) -> None:
         """Look at a whole slice that may be a step; ``event`` is an ``X``, or its ``B``."""
@@ -172,7 +109,7 @@ class RowWriter:
             self.note_step(event, duration)
 
     def _instant(self, event: Event, time: int) -> None:
-        self._add(event, self._track(event), ord("i"), time, NO_VALUE)
+        self._add(event, self._track(event), ord("n" if event.ph == "n" else "i"), time, NO_VALUE)
 
     def _begin(self, event: Event, start: int) -> None:
         name, category = raw_field(event.name), raw_field(event.cat)
@@ -217,9 +154,6 @@ class RowWriter:
         else:
             self.unusable += 1
 
-    def _async_instant(self, event: Event, time: int) -> None:
-        self._add(event, self._track(event), ord("n"), time, NO_VALUE)
-
     def _counter(self, event: Event, time: int) -> None:
         args = decode_or_none(event.args)
         if not isinstance(args, dict):
@@ -239,7 +173,8 @@ class RowWriter:
         self._sink.add_flow(self._track(event), phase, time, _category(event), _name_text(event), _id(event.id))
 
     def _track(self, event: Event) -> int:
-        return self._sink.track(_place(event.pid), _place(event.tid))
+        track: int = self._sink.track(encode_json(raw_number(event.pid)), encode_json(raw_number(event.tid)))
+        return track
 
     def _add(
         self,
@@ -248,43 +183,25 @@ class RowWriter:
         phase: int,
         start: int,
         duration: int,
-        *,
         nests: bool = False,
         number: int = NO_BEGIN,
     ) -> None:
         args = None if event.args is UNSET else bytes(event.args)
         fields = ArgFields() if args is None else arg_fields(args)
-        self._sink.add_event(
-            track,
-            _category(event),
-            _name_text(event),
-            phase,
-            start,
-            duration,
-            fields.correlation,
-            _id(event.bind_id),
-            fields.stream,
-            fields.device,
-            fields.size_bytes,
-            fields.process_group,
-            args,
-            nests,
-            number,
-        )
+        times = phase, start, duration
+        ids = fields.correlation, _id(event.bind_id), *fields[1:]
+        self._sink.add_event(track, _category(event), _name_text(event), *times, *ids, args, nests, number)
 
-
-_WAYS: Final[dict[Any, Callable[[RowWriter, Event, int], None]]] = {
-    "X": RowWriter._slice,  # noqa: SLF001 - of this module
-    "i": RowWriter._instant,  # noqa: SLF001
-    "I": RowWriter._instant,  # noqa: SLF001
-    "B": RowWriter._begin,  # noqa: SLF001
-    "E": RowWriter._end,  # noqa: SLF001
-    "C": RowWriter._counter,  # noqa: SLF001
-    **dict.fromkeys("bS", RowWriter._async_begin),  # noqa: SLF001
-    **dict.fromkeys("eF", RowWriter._async_end),  # noqa: SLF001
-    "n": RowWriter._async_instant,  # noqa: SLF001
-    **dict.fromkeys("stf", RowWriter._flow),  # noqa: SLF001
-}
+    _WAYS: Final[dict[Any, Callable[[RowWriter, Event, int], None]]] = {
+        "X": _slice,
+        "B": _begin,
+        "E": _end,
+        "C": _counter,
+        **dict.fromkeys("iIn", _instant),
+        **dict.fromkeys("bS", _async_begin),
+        **dict.fromkeys("eF", _async_end),
+        **dict.fromkeys("stf", _flow),
+    }
 
 
 def arg_fields(args: bytes) -> ArgFields:
@@ -336,20 +253,12 @@ def _begun(text: bytes) -> tuple[Event, int]:
     return event, start
 
 
-def _place(value: Any) -> bytes:
-    number = raw_number(value)
-    return encode_json(number)
-
-
 def _id(raw: Any) -> int:
-    text = raw_field(raw)
-    if not _ID.fullmatch(text):
-        match = _HEX_ID.fullmatch(text)
-        if match is None:
-            return NO_VALUE
-        number = int(match[1], 16 if match[1][1:2] in b"xX" and len(match[1]) > 2 else 10)
-    else:
-        number = int(text)
+    match = _ID.fullmatch(raw_field(raw))
+    if match is None:
+        return NO_VALUE
+    digits = match[0].strip(b'"')
+    number = int(digits, 16 if digits[:2].lower() == b"0x" else 10)
     return number if number < 2**63 else NO_VALUE
 
 

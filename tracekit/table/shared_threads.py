@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.table.build import FACTS, LIMITS
+from tracekit.table.cache import key_of
 from tracekit.table.database import Database
 from tracekit.table.extend import nest_slices, replaced, rows_of
-from tracekit.table.growth import Part
-from tracekit.table.schema import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tracekit.table.growth import Part
 
 PARENT_MEMBER: Final = "parent_member"
 """The column of nested events with the number of the member that holds the parent."""
@@ -54,7 +54,7 @@ class Member:
 
     path: str  # the file
     folder: Path  # the folder of its entry
-    parts: tuple[tuple[str, int, int], ...]  # name, first row and number of rows of each part of its events
+    parts: list[Part]  # the parts of its events
     base_ns: int  # the base of its times
 
 
@@ -62,7 +62,7 @@ class Member:
 class SharedThreads:
     """The entry with the events of the files of a rank that share threads."""
 
-    members: tuple[Member, ...]  # the files. Of slices with equal times, that of the earlier file encloses the other.
+    members: list[Member]  # the files. Of slices with equal times, that of the earlier file encloses the other.
 
     @property
     def paths(self) -> list[str]:
@@ -75,8 +75,7 @@ class SharedThreads:
 
     def key(self) -> str:
         """Return the key of the entry."""
-        entries = [(member.folder.name, member.base_ns) for member in self.members]
-        return hashlib.blake2b(repr((VERSION, entries)).encode(), digest_size=20).hexdigest()
+        return key_of([(member.folder.name, member.base_ns) for member in self.members])
 
     def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
         """Write the events of each member with a shared thread."""
@@ -91,14 +90,14 @@ class SharedThreads:
                 nest_slices(database, folder, threads)
                 database.run(_NESTED_SLICES)
             for member in shared:
-                _write_events(database, member, folder / _events_name(member))
+                _write_events(database, member, folder / f"events-{member}.parquet")
         (folder / FACTS).write_text(json.dumps({"members": shared}), encoding="ascii")
 
     def _create_slices(self, database: Database) -> None:
         """Create the views of the events, slices and tracks of all members."""
         slices, tracks = [], []
         for number, member in enumerate(self.members):
-            rows = rows_of("events", member.folder, [Part(*part) for part in member.parts])
+            rows = rows_of("events", member.folder, member.parts)
             database.run(f"CREATE TEMP VIEW events_{number} AS {rows}")
             slices.append(
                 f"SELECT {number} AS member, id, track, depth, start_ns, duration_ns FROM events_{number} WHERE phase = 88"
@@ -114,11 +113,7 @@ class SharedThreads:
 def nested_events(folder: Path) -> dict[int, Path]:
     """Return the file with the events of each member that shares a thread, for the folder of an entry."""
     found = json.loads((folder / FACTS).read_text(encoding="ascii"))["members"]
-    return {member: folder / _events_name(member) for member in found}
-
-
-def _events_name(member: int) -> str:
-    return f"events-{member}.parquet"
+    return {member: folder / f"events-{member}.parquet" for member in found}
 
 
 def _write_events(database: Database, member: int, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from tracekit.table.cache import open_cache
 from tracekit.table.columns import Head, peek_head
 from tracekit.table.database import Database, Limits, check_available
 from tracekit.table.derived import RunDatabase
+from tracekit.table.growth import Part
 from tracekit.table.jobs import Job, build_all
 from tracekit.table.plain_columns import COLUMNS
 from tracekit.table.schema import TABLES
@@ -45,15 +47,11 @@ class _Entry:
     nested: Path | None = None  # its events, if it shares threads with other files
     members: list[int] = field(default_factory=list)  # the numbers of those files, by that in ``parent_member``
 
-    def parts(self, table: str) -> list[tuple[str, int, int]]:
-        """Return the file name, first row and number of rows of each part of a table."""
+    def parts(self, table: str) -> list[Part]:
+        """Return the parts of a table."""
         if table == "events" and self.nested is not None:
-            return [(str(self.nested), 0, 1 << 62)]
-        return [tuple(part) for part in self.facts["parts"].get(table, [(f"{table}.parquet", 0, 1 << 62)])]
-
-    def member(self) -> Member:
-        """Return the file for `SharedThreads`."""
-        return Member(self.path, self.folder, tuple(self.parts("events")), self.facts["base_ns"])
+            return [Part(str(self.nested), 0, 1 << 62)]
+        return [Part(*part) for part in self.facts["parts"].get(table, [(f"{table}.parquet", 0, 1 << 62)])]
 
 
 class EventTables:
@@ -171,14 +169,15 @@ class EventTables:
         args = self._args() if database.reads(statement, _PROBE, "args") else []
         self._create_events(database, "files" if args else "none")
         tables = ("events", "counters", "flows")
-        paths = [entry.folder / part[0] for entry in self._entries for name in tables for part in entry.parts(name)]
+        paths = [entry.folder / part.name for entry in self._entries for name in tables for part in entry.parts(name)]
         database.lock([*paths, *args])
         return statement
 
     # Entries.
 
     def _open(self, found: list[tuple[str, bool]]) -> None:
-        heads: dict[str, Head] = {}
+        own: list[tuple[str, bool, Head]] = []
+        others: list[tuple[str, bool, Head]] = []
         left_out: list[TraceFormatError] = []
         for path, named in found:
             try:
@@ -192,18 +191,16 @@ class EventTables:
                 shown = without_secrets(path)
                 self.notes.append(f"{shown} is left out: it is the result of a merge; name it to read it")
                 continue
-            heads[path] = head
+            (own if head.is_rank_trace else others).append((path, named, head))
         # Rank traces first: the other traces of a rank take their steps.
-        own = [pair for pair in found if pair[0] in heads and heads[pair[0]].is_rank_trace]
-        others = [pair for pair in found if pair[0] in heads and not heads[pair[0]].is_rank_trace]
-        left_out += self._take(own, heads, {})
-        left_out += self._take(others, heads, self._steps_of_ranks() if others and self._entries else {})
+        left_out += self._take(own, {})
+        left_out += self._take(others, self._steps_of_ranks() if others and self._entries else {})
         if not self._entries:
             raise left_out[0] if left_out else ConfigError("the only traces there are results of a merge; name one")
         self.notes += [f"{error.path} is left out: {error.reason}" for error in left_out]
         self._entries.sort(key=lambda entry: entry.path)
         self._assume_ranks()
-        self._nest_shared_threads({path for path, _ in own})
+        self._nest_shared_threads({path for path, *_ in own})
 
     def _nest_shared_threads(self, rank_traces: set[str]) -> None:
         """Replace the events of files that share threads by those of `SharedThreads`."""
@@ -213,7 +210,11 @@ class EventTables:
             if rank is not None:
                 ranks.setdefault(rank, []).append(number)
         groups = [own for own in ranks.values() if len(own) > 1]
-        jobs = [SharedThreads(tuple(self._entries[at].member() for at in own)) for own in groups]
+        jobs = []
+        for own in groups:
+            entries = [self._entries[number] for number in own]
+            members = [Member(one.path, one.folder, one.parts("events"), one.facts["base_ns"]) for one in entries]
+            jobs.append(SharedThreads(members))
         for own, folder in zip(groups, build_all(self._cache, jobs, self._progress, self._workers), strict=True):
             assert isinstance(folder, Path)
             for member, path in nested_events(folder).items():
@@ -222,17 +223,13 @@ class EventTables:
                 entry.facts["columns"]["events"] = [*COLUMNS["events"], PARENT_MEMBER]
 
     def _take(
-        self, files: list[tuple[str, bool]], heads: dict[str, Head], steps: dict[int, list[tuple[int, ...]]]
+        self, files: list[tuple[str, bool, Head]], steps: dict[int | None, list[tuple[int, ...]]]
     ) -> list[TraceFormatError]:
         """Add the entries of files, and return why others are left out."""
-        jobs = []
-        for path, _ in files:
-            rank = heads[path].rank
-            jobs.append(Job(path, () if rank is None else tuple(steps.get(rank, ()))))
+        jobs = [Job(path, tuple(steps.get(head.rank, ()))) for path, _, head in files]
+        results = build_all(self._cache, jobs, self._progress, self._workers)
         errors = []
-        for (path, named), job, result in zip(
-            files, jobs, build_all(self._cache, jobs, self._progress, self._workers), strict=True
-        ):
+        for (path, named, _), job, result in zip(files, jobs, results, strict=True):
             if not isinstance(result, TraceFormatError):
                 self._entries.append(_Entry(path, job, result, read_facts(result)))
             elif named:
@@ -241,9 +238,9 @@ class EventTables:
                 errors.append(result)
         return errors
 
-    def _steps_of_ranks(self) -> dict[int, list[tuple[int, ...]]]:
+    def _steps_of_ranks(self) -> dict[int | None, list[tuple[int, ...]]]:
         """Return the batches of each rank: number, start and end in ns since the epoch, evaluation, counts."""
-        steps: dict[int, list[tuple[int, ...]]] = {}
+        steps: dict[int | None, list[tuple[int, ...]]] = {}
         with self._scratch() as scratch, Database(scratch, Limits(threads=1)) as database:
             for entry in self._entries:
                 rank, base = entry.facts["rank"], entry.facts["base_ns"]
@@ -273,17 +270,14 @@ class EventTables:
     def _assume_ranks(self) -> None:
         """Give a rank to each file that states none."""
         taken = {entry.facts["rank"] for entry in self._entries}
-        free = 0
+        free = (rank for rank in itertools.count() if rank not in taken)
         for entry in self._entries:
             entry.rank = entry.facts["rank"]
             if entry.rank is not None or entry.facts["is_merged"]:
                 continue
-            while free in taken:
-                free += 1
-            taken.add(free)
-            entry.rank = free
+            entry.rank = next(free)
             if len(self._entries) > 1:
-                self.notes.append(f"{entry.facts['path']} does not state its rank; it is called rank {free}")
+                self.notes.append(f"{entry.facts['path']} does not state its rank; it is called rank {entry.rank}")
 
     # Views.
 
@@ -291,17 +285,16 @@ class EventTables:
         self._create_dimensions(database)
         database.run(f"CREATE TABLE {_PROBE} AS SELECT 0 AS file, 0::BIGINT AS id, ''::VARCHAR AS args")
         self._create_events(database, "probe")
-        for name, time in (("counters", "time_ns"), ("flows", "time_ns")):
-            own = {
-                "file": "r.file_index",
-                time: f"r.{time} + t.base_ns",
-                "rank": "t.rank",
-                "pid": "t.pid",
-                "tid": "t.tid",
-            }
-            columns = _columns(name, own, "r")
+        own = {
+            "file": "r.file_index",
+            "time_ns": "r.time_ns + t.base_ns",
+            "rank": "t.rank",
+            "pid": "t.pid",
+            "tid": "t.tid",
+        }
+        for name in ("counters", "flows"):
             database.run(
-                f"CREATE VIEW {name} AS SELECT {columns} FROM {self._source(database, name)} r "
+                f"CREATE VIEW {name} AS SELECT {_columns(name, own, 'r')} FROM {self._source(database, name)} r "
                 "JOIN tracks t ON t.file = r.file_index AND t.track = r.track"
             )
 
@@ -318,11 +311,10 @@ class EventTables:
             "args": "NULL::VARCHAR" if args == "none" else "a.args",
         }
         join = ""
-        if args == "probe":
-            join = f" LEFT JOIN {_PROBE} a ON a.file = e.file_index AND a.id = e.file_row_number"
-        elif args == "files":
-            source = database.read_parquet([entry.folder / _ARGS for entry in self._entries])
-            join = f" LEFT JOIN {source} a ON a.file_index = e.file_index AND a.id = e.file_row_number"
+        if args != "none":
+            files = database.read_parquet([entry.folder / _ARGS for entry in self._entries])
+            source, file = (_PROBE, "file") if args == "probe" else (files, "file_index")
+            join = f" LEFT JOIN {source} a ON a.{file} = e.file_index AND a.id = e.file_row_number"
         database.run(
             f"CREATE OR REPLACE VIEW events AS SELECT {_columns('events', own, 'e')} FROM {self._source(database, 'events')} e "
             "JOIN tracks t ON t.file = e.file_index AND t.track = e.track "
@@ -341,32 +333,23 @@ class EventTables:
         """Create the small tables: files, tracks and steps of files, and with them the views ``ranks`` and ``steps``."""
         values = []
         for number, entry in enumerate(self._entries):
-            facts = entry.facts
-            start, end = facts["span"]
-            base = facts["base_ns"]
-            cells = (number, facts["path"], entry.rank, facts["host"], base, facts["rows"]["events"])
-            more = (
-                None if start is None else start + base,
-                None if end is None else end + base,
-                facts["damage"] or None,
-                facts["has_given_steps"],
-                facts["is_merged"],
-            )
-            values.append("(" + ", ".join(map(_literal, cells + more)) + ")")
+            facts, base = entry.facts, entry.facts["base_ns"]
+            span = (None if time is None else time + base for time in facts["span"])
+            own = (number, facts["path"], entry.rank, facts["host"], base, facts["rows"]["events"], *span)
+            cells = (*own, facts["damage"] or None, facts["has_given_steps"], facts["is_merged"])
+            values.append(f"({', '.join(map(_literal, cells))})")
         names = "file, path, rank, host, base_ns, events, start_ns, end_ns, damage, has_given_steps, is_merged"
         # The type of the engine's file_index: a join of other types casts each row.
         database.run(
             f"CREATE TABLE files AS SELECT * REPLACE (file::UBIGINT AS file) FROM (VALUES {', '.join(values)}) v({names})"
         )
-        for table, order, name in (("tracks", "track", "tracks"), ("steps", "step_index", "file_steps")):
-            base = (
-                "f.base_ns"
-                if table == "tracks"
-                else "r.start_ns + f.base_ns AS start_ns, r.end_ns + f.base_ns AS end_ns"
-            )
-            hidden = "rank" if table == "tracks" else "rank, start_ns, end_ns"
+        times = "r.start_ns + f.base_ns AS start_ns, r.end_ns + f.base_ns AS end_ns"
+        for table, name, order, hidden, columns in (
+            ("tracks", "tracks", "track", "rank", "f.base_ns"),
+            ("steps", "file_steps", "step_index", "rank, start_ns, end_ns", times),
+        ):
             database.run(
-                f"CREATE TABLE {name} AS SELECT f.file, r.* EXCLUDE ({hidden}), {base}, "
+                f"CREATE TABLE {name} AS SELECT f.file, r.* EXCLUDE ({hidden}), {columns}, "
                 "CASE WHEN f.is_merged THEN r.rank ELSE f.rank END::INTEGER AS rank, f.has_given_steps "
                 f"FROM {self._source(database, table)} r JOIN files f ON f.file = r.file_index ORDER BY f.file, r.{order}"
             )
@@ -383,15 +366,15 @@ class EventTables:
     def _source(self, database: Database, name: str) -> str:
         """Return a table function that reads a table of all files; columns that no file has are missing."""
         found = {tuple(entry.facts["columns"].get(name, ())) for entry in self._entries}
-        parts = [(number, *part) for number, entry in enumerate(self._entries) for part in entry.parts(name)]
-        paths = [self._entries[number].folder / part for number, part, _, _ in parts]
+        parts = [(number, part) for number, entry in enumerate(self._entries) for part in entry.parts(name)]
+        paths = [self._entries[number].folder / part.name for number, part in parts]
         read = database.read_parquet(paths, by_name=len(found) > 1 or len(parts) > len(self._entries))
         absent = {column.name for column in TABLES.get(name, ("", ()))[1]} & set(COLUMNS.get(name, ()))
         absent -= set().union(*found)
         nulls = "".join(f", NULL AS {column}" for column in sorted(absent)) if any(found) else ""
         if len(parts) == len(self._entries):
             return f"(SELECT file_index, file_row_number, *{nulls} FROM {read})"
-        places = ", ".join(f"({at}, {part[0]}, {part[2]}, {part[3]})" for at, part in enumerate(parts))
+        places = ", ".join(f"({at}, {file}, {part.first_row}, {part.rows})" for at, (file, part) in enumerate(parts))
         return (
             f"(SELECT p.file AS file_index, r.number + p.first_row AS file_row_number, r.* EXCLUDE (part, number){nulls} "
             f"FROM (SELECT file_index AS part, file_row_number AS number, * FROM {read}) r "

@@ -11,7 +11,7 @@ import pytest
 
 from tracekit import diff_traces
 from tracekit.errors import ConfigError
-from tracekit.explain.diff_text import diff_lines
+from tracekit.explain.diff_results import diff_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

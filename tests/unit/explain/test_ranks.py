@@ -9,8 +9,7 @@ import pytest
 
 from tests.verdict_simulation import NOISES, STAGES, STEP_NS, WAIT, own_times, with_waiting
 from tracekit.explain.cycles import Cycles, find_cycles, stage_costs
-from tracekit.explain.outlier_steps import find_outlier_steps
-from tracekit.explain.slow_ranks import RankComparison, compare_ranks
+from tracekit.explain.slow_ranks import RankComparison, compare_ranks, find_outlier_steps
 from tracekit.explain.steps import count_warm_up, warm_up_note
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.formats.merged_head import Accounts
 from tracekit.formats.rank_trace import SUMMARY_EVENT, TIMESTAMP_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_or_none, raw_field
-from tracekit.table.rows import NO_BEGIN, RowWriter, json_text
+from tracekit.table.plain_columns import NO_BEGIN
+from tracekit.table.rows import RowWriter, json_text
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.live.stages import Slice, step_stages
 from tracekit.view.live.states import StageTime, Step
@@ -57,7 +58,7 @@ class _Thread:
 class ProgressTracker:
     """Takes the rows of the event table that come with new events of a process; memory is bounded.
 
-    It is the `ColumnSink` of a `RowWriter`, so that a slice or counter here is a row there. The result does not depend on how
+    It is the sink of a `RowWriter`, so that a slice or counter here is a row there. The result does not depend on how
     the events are portioned. A step counts when it has ended; its stages count when the next step or the recording has ended,
     since slices of a step may reach beyond its end. A step that overlaps an evaluation does not count.
 
@@ -122,7 +123,7 @@ class ProgressTracker:
                 self._count_stages(self._newest)
                 self._newest = None
 
-    # Rows; see `ColumnSink`.
+    # Rows; see `RowWriter`.
 
     def track(self, pid: bytes, tid: bytes, /) -> int:
         """Return the number of a track. Tracks beyond a limit share one number, and their slices are ignored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.diff import diff_traces
-from tracekit.explain.diff_text import diff_lines
+from tracekit.explain.diff_results import diff_lines
 from tracekit.explain.run_report import report_run
 from tracekit.explain.stragglers_text import outlier_parts, sentence, straggler_parts
 from tracekit.view.report.detail_sections import device_section, marker_section
