@@ -12,7 +12,8 @@ import importlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
+from collections.abc import Collection, Sequence
+from typing import Final, NoReturn, Protocol, cast
 
 from tracekit.arguments import is_set
 from tracekit.cli.named_runs import with_named_runs
@@ -21,9 +22,6 @@ from tracekit.cli.terminal import FAILED, USAGE, complain, message_of
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
 from tracekit.wording import suggestion
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 __all__ = ["Parser", "Verb", "entry_point", "main", "make_parser"]
 

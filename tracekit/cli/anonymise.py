@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_output, add_traces
@@ -11,9 +11,6 @@ from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import BAD, OK, PROBLEMS, USAGE, print_answer, print_json
 from tracekit.errors import CommandError
 from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,8 +13,6 @@ from tracekit.arguments import read_log_service, read_seconds, resolve_path
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracekit.view.open.ui import PerfettoUI
 
 T = TypeVar("T")

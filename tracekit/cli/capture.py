@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import shlex
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.arguments import parse_ranks, resolve_path
@@ -31,9 +32,6 @@ from tracekit.cli.terminal import (
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
 from tracekit.wording import counted
-
-if TYPE_CHECKING:
-    import argparse
 
 _LOOK_S: Final = 0.1
 _MOST_LISTED: Final = 32

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import argparse
+from typing import Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import local_path
 from tracekit.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    import argparse
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.progress import ProgressBar
@@ -11,9 +11,6 @@ from tracekit.cli.terminal import USAGE, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
 from tracekit.merge.engine import ARCHIVES
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

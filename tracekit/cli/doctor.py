@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.check.doctor import (
@@ -23,10 +25,6 @@ from tracekit.outbox.spool import default_root
 from tracekit.storage import atomic_write, basename, refuse_existing, without_secrets
 from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
 
 _COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "not_checked")
 

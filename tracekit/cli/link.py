@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import argparse
+from typing import Final
 
 from tracekit.cli.arguments import add_ui, chosen_ui, positive
 from tracekit.cli.terminal import OK, PROBLEMS, complain, print_json, print_lines
-
-if TYPE_CHECKING:
-    import argparse
 
 _DAY_S: Final = 86_400
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.cli.arguments import local_path
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

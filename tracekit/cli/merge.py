@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,6 @@ from tracekit.storage import refuse_existing, without_secrets
 from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
-    import argparse
     from concurrent.futures import Executor
 
     from tracekit.traces.rank_ends import RankEnds

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LATEST: Final = "latest"
 ROOT_VARIABLE: Final = "TRACEKIT_TRACES"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
 import threading
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.arguments import check_seconds
 from tracekit.cli.arguments import add_output, add_traces, add_uis, chosen_ui, port
@@ -20,9 +21,6 @@ from tracekit.view.open.prepare import Prepared, mended, prepare
 from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
 from tracekit.view.open.size import counted_bytes, loading_advice, too_big
 from tracekit.view.open.ui import PERFETTO_UI
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -9,16 +10,13 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.cli.terminal import USAGE, print_lines
 from tracekit.errors import CommandError, StorageError
 from tracekit.storage import PIPE_FOLDER, basename, is_remote, without_secrets
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
 
 _ARGUMENTS: Final = ("input", "inputs", "files", "before", "after")
 _STANDARD: Final = "-"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import is_set
 from tracekit.cli.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 _INTERVAL_S: Final = 0.1

@@ -7,8 +7,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_no_cache, add_output, add_traces, keeps_cache, positive, seconds
@@ -21,9 +22,6 @@ from tracekit.table.database import Limits
 from tracekit.table.schema import schema_text
 from tracekit.view.query import Cell, Rows, query
 from tracekit.view.tables import FORMATS, table_cells
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class _SchemaAction(argparse.Action):

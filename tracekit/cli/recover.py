@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-from tracekit.check.recovery import SUFFIXES, recover_trace
+from tracekit.check.recovery import SUFFIXES, RecoveryReport, recover_trace
 from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.terminal import (
     BAD,
@@ -23,11 +24,6 @@ from tracekit.cli.terminal import (
 from tracekit.errors import CommandError, StorageError, TraceFormatError
 from tracekit.storage import same_file, without_secrets
 from tracekit.traces.inputs import is_other_json, trace_files
-
-if TYPE_CHECKING:
-    import argparse
-
-    from tracekit.check.recovery import RecoveryReport
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.arguments import check_service
 from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache
@@ -12,9 +12,6 @@ from tracekit.errors import CommandError, StorageError
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces
 from tracekit.wording import size_words
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_service, resolve_path
@@ -33,9 +34,6 @@ from tracekit.errors import CommandError, TracekitError
 from tracekit.naming import safe_text
 from tracekit.recording.options import SETTINGS
 from tracekit.wording import rank_spans
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _Flag: Final = argparse.BooleanOptionalAction
 

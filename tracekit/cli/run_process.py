@@ -8,12 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from tracekit.errors import CommandError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _FORWARDED: Final = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _FROM_KERNEL: Final = 0x80  # si_code of a signal that the terminal sends to all processes of the foreground

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.merge import Selection
 from tracekit.merge.engine import ARGS
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:

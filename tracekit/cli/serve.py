@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_uis, chosen_ui, local_path, number, or_zero, port
 from tracekit.cli.terminal import OK, complain, print_json, print_lines
 from tracekit.errors import ConfigError, MissingExtraError
-
-if TYPE_CHECKING:
-    import argparse
 
 _GB: Final = 1_000_000_000
 

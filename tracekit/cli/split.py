@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
@@ -16,9 +17,6 @@ from tracekit.merge.split import Part, split
 from tracekit.storage import basename, expand
 from tracekit.traces.inputs import TRACE_SUFFIXES
 from tracekit.view.open.prepare import prepare
-
-if TYPE_CHECKING:
-    import argparse
 
 _SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, percentage
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
 from tracekit.explain import CONFIDENCE, MIN_SHARE
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

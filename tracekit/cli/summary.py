@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, positive
 from tracekit.cli.progress import ProgressBar
 from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

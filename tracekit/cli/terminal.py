@@ -7,15 +7,13 @@ import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from tracekit.storage import ExistsError
 from tracekit.wording import escape_surrogates, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import TextIO
-
     from tracekit.merge import MergeReport
 
 OK: Final = 0

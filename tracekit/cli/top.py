@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_inside, number
@@ -17,14 +18,9 @@ from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines, 
 from tracekit.errors import CommandError, ConfigError, StorageError
 from tracekit.explain.text import table
 from tracekit.storage import without_secrets
-from tracekit.view.live import Look, Watch
+from tracekit.view.live import Look, RunState, Watch
 from tracekit.view.live.screen import ORDERS, RunTable, run_table
 from tracekit.view.live.states import CUT_AFTER_NS, look_document
-
-if TYPE_CHECKING:
-    import argparse
-
-    from tracekit.view.live import RunState
 
 _MIN_WIDTH: Final = 40
 _MIN_INTERVAL_S: Final = 0.1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
@@ -12,9 +12,6 @@ from tracekit.cli.terminal import PROBLEMS, USAGE, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

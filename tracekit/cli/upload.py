@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
@@ -11,9 +12,6 @@ from tracekit.cli.terminal import FAILED, GOOD, OK, PROBLEMS, USAGE, WARNING, co
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tracekit.check.validation import validate_file
+from tracekit.check.validation import ValidationReport, validate_file
 from tracekit.cli.arguments import add_traces
 from tracekit.cli.terminal import (
     BAD,
@@ -24,11 +25,6 @@ from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
 from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-    from tracekit.check.validation import ValidationReport
 
 _COUNTED: Final = {"archive": "trace", "manifest": "file"}
 

@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_service
@@ -25,9 +26,6 @@ from tracekit.explain.run_report import report_run
 from tracekit.handlers.merge_process import child_environment
 from tracekit.view.report.page import report_page
 from tracekit.wording import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MAX_LOGGING_S: Final = 600.0
 """Then the process that logs is killed."""

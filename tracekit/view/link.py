@@ -26,15 +26,10 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TraceLink:
-    """A link into a Perfetto UI.
+    """A link into a Perfetto UI."""
 
-    Attributes:
-        address: The link. Anyone who has it can read the trace.
-        problem: The reason why the UI cannot fetch the trace, and the remedy; None if it can.
-    """
-
-    address: str
-    problem: str | None
+    address: str  # the link. Anyone who has it can read the trace
+    problem: str | None  # the reason why the UI cannot fetch the trace, and the remedy; None if it can
 
 
 def trace_link(url: str, ui: PerfettoUI, life_s: int) -> TraceLink:

@@ -27,10 +27,9 @@ try:
     from mcp_types import ToolAnnotations
 except ImportError as error:
     raise MissingExtraError("mcp 2 or later", "mcp", "tracekit mcp") from error
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
     from anyio.abc import Process
 
 PAGE_CHARS: Final = 20_000

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.errors import MissingExtraError
 from tracekit.explain.text import duration
 from tracekit.markup import visible
 from tracekit.view.report.content import Name
 from tracekit.wording import counted, size_words
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Pages:

@@ -6,18 +6,16 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.errors import MissingExtraError, QueryError, TraceFormatError, TracekitError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.flight_dump import is_flight_dump
 from tracekit.formats.pftrace import WireError, fields
 from tracekit.storage import basename, open_read, size_bytes, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Cell = None | int | float | str | bytes
 _PIECE_BYTES: Final = 16 << 20

@@ -8,13 +8,12 @@ import io
 import itertools
 import json
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tracekit.view.query import Cell, Rows
 
 

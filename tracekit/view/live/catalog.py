@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
 from tracekit.traces.rank_head import HEAD_BYTES, MAX_HEAD_BYTES, Head, Index, OtherTrace, lost_in, read_head
-from tracekit.traces.trace_store import MAX_FILES, Entry, Part
+from tracekit.traces.trace_store import MAX_FILES, Entry, Part, TraceStore
 from tracekit.view.live.processes import RecordingProcess
 from tracekit.view.live.tail import FileTail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from tracekit.clock import Clock
-    from tracekit.traces.trace_store import TraceStore
     from tracekit.view.live.progress import ProgressTracker
 
 _REMOTE_LIST_NS: Final = 5_000_000_000
@@ -29,16 +27,13 @@ class KnownFile:
     """A file with a head that was read.
 
     Attributes:
-        entry: The list entry of the file at that time.
         what: Its head; None for a file that is not a trace, a sentence for a file that cannot be read.
-        process: Its process; None if it is not read.
-        file: The file, if it is read.
     """
 
-    entry: Entry
+    entry: Entry  # the list entry of the file at that time
     what: Head | Index | OtherTrace | str | None
-    process: RecordingProcess | None = None
-    file: FileTail | None = None
+    process: RecordingProcess | None = None  # its process; None if it is not read
+    file: FileTail | None = None  # the file, if it is read
 
 
 class FileCatalog:

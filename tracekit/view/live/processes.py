@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracekit.traces.rank_head import Head
     from tracekit.traces.trace_store import Part
     from tracekit.view.live.progress import ProgressTracker

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.formats.merged_head import Accounts
 from tracekit.formats.rank_trace import SUMMARY_EVENT, TIMESTAMP_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_or_none, raw_field
 from tracekit.table.rows import NO_BEGIN, RowWriter, json_text
 from tracekit.traces.pairs import OpenSlices
-from tracekit.view.live.stages import Slice, step_stages
+from tracekit.view.live.stages import Labels, Slice, step_stages
 from tracekit.view.live.states import StageTime, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tracekit.view.live.stages import Labels
 
 _RECENT_STEPS: Final = 64
 _MAX_TRACKS: Final = 64
@@ -40,18 +36,15 @@ class _Thread:
     """A track of the process.
 
     Attributes:
-        slices: Slices of steps without stages so far.
         open: The event and the name of each open slice.
         steps: The number of each of the last steps, and the times of its stages.
-        sums: The sums of these.
-        covered_ns: The time of all stages so far; the training thread has most.
     """
 
-    slices: list[Slice] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)  # slices of steps without stages so far
     open: OpenSlices[tuple[bytes, str]] = field(default_factory=lambda: OpenSlices(_MAX_SEARCH))
     steps: deque[tuple[int, dict[tuple[str, bool], int]]] = field(default_factory=deque)
-    sums: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    covered_ns: int = 0
+    sums: Counter[tuple[str, bool]] = field(default_factory=Counter)  # the sums of these
+    covered_ns: int = 0  # the time of all stages so far; the training thread has most
 
 
 class ProgressTracker:

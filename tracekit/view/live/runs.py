@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -10,14 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.storage import common_folder, is_remote, without_secrets
 from tracekit.traces.rank_head import Head
-from tracekit.view.live.states import RunState, Slowest, State
+from tracekit.view.live.states import RankState, RunState, Slowest, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tracekit.view.live.catalog import FileCatalog
     from tracekit.view.live.processes import RecordingProcess
-    from tracekit.view.live.states import RankState
 
 _MAX_MISSING: Final = 1000
 
@@ -27,16 +25,13 @@ class RunFiles:
     """The files and processes of a run.
 
     Attributes:
-        run_id: Its name.
-        folder: The folder of all files.
-        paths: Its files.
         ranks: The processes of each rank, the newest last.
         children_lost: The number of events that the children of each rank have lost.
     """
 
-    run_id: str
-    folder: str = ""
-    paths: list[str] = field(default_factory=list)
+    run_id: str  # its name
+    folder: str = ""  # the folder of all files
+    paths: list[str] = field(default_factory=list)  # its files
     ranks: dict[int, list[RecordingProcess]] = field(default_factory=lambda: defaultdict(list))
     children_lost: Counter[int] = field(default_factory=Counter)
 

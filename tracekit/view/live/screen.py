@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,8 +10,6 @@ from tracekit.explain.text import duration, shortened
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tracekit.view.live.states import Look, RankState, RunState
 
 ORDERS: Final = ("auto", "rank", "slowest", "step", "state", "lost", "quiet")
@@ -32,21 +31,13 @@ _COUNTER: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A table with the lines around it. Names are as in the traces: escape them before printing.
+    """A table with the lines around it. Names are as in the traces: escape them before printing."""
 
-    Attributes:
-        title: The lines above.
-        head: The headings; the last column is text, aligned to the left.
-        rows: The cells.
-        marks: "bad", "slow", "done" or "" for each row.
-        below: The lines below.
-    """
-
-    title: list[str]
-    head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    marks: list[str]
-    below: list[str]
+    title: list[str]  # the lines above
+    head: tuple[str, ...]  # the headings; the last column is text, aligned to the left
+    rows: list[tuple[str, ...]]  # the cells
+    marks: list[str]  # "bad", "slow", "done" or "" for each row
+    below: list[str]  # the lines below
 
 
 def run_table(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection
+from typing import Final, NamedTuple
 
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_CATEGORIES, LOADING_NAMES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 _MAX_LABELS: Final = 10_000
 _MAX_STAGES: Final = 64
@@ -22,17 +20,11 @@ _NO_STAGES: Final = _FRAMES | {category.strip(b'"').decode() for category in GPU
 
 
 class Label(NamedTuple):
-    """A name with its category.
+    """A name with its category."""
 
-    Attributes:
-        name: The name.
-        is_stage: False for frames, which enclose stages, and for slices of devices.
-        waits: True for a collective.
-    """
-
-    name: str
-    is_stage: bool
-    waits: bool
+    name: str  # the name
+    is_stage: bool  # false for frames, which enclose stages, and for slices of devices
+    waits: bool  # true for a collective
 
 
 class Labels(dict[tuple[bytes, "bytes | None"], Label]):

@@ -9,12 +9,11 @@ from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.gzip_codec import InflateError, inflater
 from tracekit.formats.json.reader import TraceReader
-from tracekit.traces.trace_store import Part
+from tracekit.traces.trace_store import Entry, Part
 
 if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
     from tracekit.traces.rank_head import Head
-    from tracekit.traces.trace_store import Entry
 
 PIECE_BYTES: Final = 1 << 20
 """The size of one read. A longer line is skipped; tracekit's lines have at most some kilobytes."""

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 
-from tracekit.clock import SYSTEM_CLOCK
+from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import StorageError
 from tracekit.storage import without_secrets
 from tracekit.traces.rank_head import Index
-from tracekit.traces.trace_store import open_place
+from tracekit.traces.trace_store import Part, open_place
 from tracekit.view.live.catalog import FileCatalog
-from tracekit.view.live.processes import Machine
+from tracekit.view.live.processes import Machine, RecordingProcess
 from tracekit.view.live.progress import ProgressTracker
 from tracekit.view.live.runs import RunFiles, group_runs, run_state
 from tracekit.view.live.stages import Labels
 from tracekit.view.live.states import CUT_AFTER_NS, Look, RankState, RunState, classify
-from tracekit.view.live.tail import PIECE_BYTES, ChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from tracekit.clock import Clock
-    from tracekit.traces.trace_store import Part
-    from tracekit.view.live.processes import RecordingProcess
-    from tracekit.view.live.tail import FileTail
+from tracekit.view.live.tail import PIECE_BYTES, ChangedError, FileTail
 
 MAX_BYTES: Final = 16 << 20
 """The default maximum number of bytes of one look, which take about a second."""

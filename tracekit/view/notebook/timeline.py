@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tracekit.events import Instant, SliceBegin, SliceEnd
+from tracekit.events import Event, Instant, SliceBegin, SliceEnd, Track
 from tracekit.explain.text import duration, share, table
 from tracekit.markup import html_lines, html_table, plain
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.report.axes import TIMES, axis
 from tracekit.view.report.drawing import CATEGORIES, cut
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tracekit.events import Event, Track
 
 _WIDTH: Final = 960
 _LABEL_WIDTH: Final = 150

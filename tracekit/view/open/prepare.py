@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.byte_stream import HEAD_BYTES, packing_of
@@ -16,9 +17,6 @@ from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.storage import basename, download, is_remote, open_read, same_file
 from tracekit.traces.inputs import trace_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Perfetto takes these in an array of events, as a recording that goes on or was killed leaves it.
 _HARMLESS: Final = {"cut_file", "cut_event"}

@@ -9,19 +9,17 @@ import json
 import os
 import secrets
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from tracekit.errors import StorageError
-from tracekit.view.open.ui import content_type, fragment
+from tracekit.view.open.ui import PerfettoUI, content_type, fragment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from email.message import Message
-
-    from tracekit.view.open.ui import PerfettoUI
 
 HOST: Final = "127.0.0.1"
 PERFETTO_PORT: Final = 9001

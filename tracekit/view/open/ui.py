@@ -6,15 +6,13 @@ import importlib.util
 import json
 import mimetypes
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from tracekit.errors import ConfigError, MissingExtraError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 PERFETTO_UI: Final = "https://ui.perfetto.dev"
 
@@ -71,12 +69,11 @@ class TimelinePart:
 
     Attributes:
         start_ns, end_ns: The visible time, on the clock of the trace; None shows all of it.
-        track: Words in the names of the tracks to expand and pin; empty for the first ranks.
     """
 
     start_ns: int | None = None
     end_ns: int | None = None
-    track: str = ""
+    track: str = ""  # words in the names of the tracks to expand and pin; empty for the first ranks
 
     def parameters(self) -> dict[str, str]:
         """Return the parameters of a link that show this part."""

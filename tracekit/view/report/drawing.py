@@ -6,13 +6,12 @@ of ``static/plots.css``, which has light and dark ones, so that a page can forbi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tracekit.markup import plain, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tracekit.view.report.axes import Axis
 
 # The colours of the style sheet: after Okabe and Ito, lighter. Dark letters can be read on each of them.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from tracekit.explain.text import shortened
 from tracekit.view.report.axes import TIMES, Units, round_ticks, words
 from tracekit.view.report.drawing import Drawing, cut
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LEVELS: Final = 8
 DIVERGING_LEVELS: Final = 9

@@ -8,19 +8,15 @@ style attributes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tracekit.explain.step_times import reduced_steps
+from tracekit.explain.step_times import StepPoint, reduced_steps
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import TIMES, Units, axis, round_ticks, words
 from tracekit.view.report.drawing import CATEGORIES, Drawing, band_path, cut, line_path
 from tracekit.wording import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tracekit.explain.step_times import StepPoint
 
 MOST_POINTS: Final = 300
 """Points of one line; as many as a screen has room for."""
@@ -209,15 +205,12 @@ class Line(NamedTuple):
     """A line of `line_plot`.
 
     Attributes:
-        label: Its label.
-        times: The time of each point in ns, in order.
-        values: The value there; what is not finite is left out.
         low, high: The least and most there; empty where there is no such band.
     """
 
-    label: str
-    times: Sequence[float]
-    values: Sequence[float]
+    label: str  # its label
+    times: Sequence[float]  # the time of each point in ns, in order
+    values: Sequence[float]  # the value there; what is not finite is left out
     low: Sequence[float] = ()
     high: Sequence[float] = ()
 

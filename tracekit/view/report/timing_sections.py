@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,6 @@ from tracekit.view.report.plots import Bar, stacked_bars, step_time_plot
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tracekit.explain.run_report import RunReport
     from tracekit.explain.stragglers_results import CollectiveReport, Straggler
     from tracekit.explain.summary_results import RankSummary

@@ -9,16 +9,13 @@ import time
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.capture.documents import Request, new_id
+from tracekit.capture.documents import RankStatus, Request, new_id
 from tracekit.capture.folder import RANKS, ControlFolder, is_gone
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
-
-if TYPE_CHECKING:
-    from tracekit.capture.documents import RankStatus
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"

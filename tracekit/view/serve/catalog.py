@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,16 +16,12 @@ from tracekit.storage import is_remote, without_secrets
 from tracekit.traces.inputs import trace_files
 from tracekit.traces.trace_store import Entry, open_place
 from tracekit.view.live import Look, RunState, Watch
-from tracekit.view.serve.captures import listening_runs
-from tracekit.view.serve.runs import folder_run, waiting_run, watched_run
+from tracekit.view.serve.captures import ListeningRun, listening_runs
+from tracekit.view.serve.runs import Run, folder_run, waiting_run, watched_run
 from tracekit.view.serve.store import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tracekit.traces.rank_head import OtherTrace
-    from tracekit.view.serve.captures import ListeningRun
-    from tracekit.view.serve.runs import Run
 
 _FRESH_S: Final = 1.0
 _FOLLOWED_S: Final = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.diff import diff_traces
@@ -12,8 +13,6 @@ from tracekit.view.report.detail_sections import device_section, marker_section
 from tracekit.view.report.timing_sections import rank_section, stage_section, step_section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import TraceSummary
     from tracekit.view.report.content import Figure, Table

@@ -10,17 +10,14 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Final
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
 
 from tracekit.errors import TracekitError
 from tracekit.worker_processes import prepare_worker, without_interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from multiprocessing.connection import Connection
 
 WAITING: Final = "waiting"
 RUNNING: Final = "running"
@@ -36,19 +33,12 @@ _END_S: Final = 5.0
 
 @dataclass(slots=True)
 class Job:
-    """A piece of work.
+    """A piece of work."""
 
-    Attributes:
-        share: Share that is done, 0 to 1.
-        doing: The present activity.
-        ended_ns: Time of its end on the monotonic clock.
-        future: Its result or error.
-    """
-
-    share: float = 0.0
-    doing: str = ""
-    ended_ns: int = 0
-    future: Future[Any] = field(default_factory=Future, repr=False)
+    share: float = 0.0  # share that is done, 0 to 1
+    doing: str = ""  # the present activity
+    ended_ns: int = 0  # time of its end on the monotonic clock
+    future: Future[Any] = field(default_factory=Future, repr=False)  # its result or error
 
     @property
     def state(self) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
-
     from tracekit.view.serve.runs import Run
 
 PER_PAGE: Final = 200
@@ -28,21 +26,13 @@ _MAX_TEXT: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """A query of the list; the names of the fields are those in the address.
+    """A query of the list; the names of the fields are those in the address."""
 
-    Attributes:
-        q: Words that the name, a tag or a host must contain; case does not matter.
-        state: A state that at least one rank must be in; empty for any.
-        tag: A tag that the run must have; empty for any.
-        order: One of `ORDERS`.
-        page: The number of the page, from 1.
-    """
-
-    q: str = ""
-    state: str = ""
-    tag: str = ""
-    order: str = "newest"
-    page: int = 1
+    q: str = ""  # words that the name, a tag or a host must contain; case does not matter
+    state: str = ""  # a state that at least one rank must be in; empty for any
+    tag: str = ""  # a tag that the run must have; empty for any
+    order: str = "newest"  # one of `ORDERS`
+    page: int = 1  # the number of the page, from 1
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> RunQuery:

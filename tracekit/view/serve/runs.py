@@ -6,7 +6,9 @@ import hashlib
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,9 +17,6 @@ from tracekit.storage import basename
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tracekit.traces.rank_head import OtherTrace
     from tracekit.traces.trace_store import Entry
     from tracekit.view.live import RunState
@@ -47,21 +46,14 @@ class Run:
     """A run.
 
     Attributes:
-        id: Its unique name in addresses: letters, digits, dots and dashes.
-        folder: The folder of its files; empty before the first file.
-        states: The number of ranks in each state.
-        shared: True if files of other runs are below the same folder.
         watched: The state that was read from its files; None before it has written anything, and for other tools.
-        control: Its control folder; None if no rank has listened.
-        listens: True if a rank waits for a request to record.
-        problem: A sentence on damage and losses; empty for none.
     """
 
-    id: str
+    id: str  # its unique name in addresses: letters, digits, dots and dashes
     name: str
-    folder: str
+    folder: str  # the folder of its files; empty before the first file
     ranks: tuple[RankRow, ...]
-    states: tuple[tuple[str, int], ...]
+    states: tuple[tuple[str, int], ...]  # the number of ranks in each state
     rank_words: str
     changed_s: float
     start_s: float
@@ -69,11 +61,11 @@ class Run:
     step: int | None = None
     step_time_ns: int | None = None
     bytes: int = 0
-    shared: bool = False
+    shared: bool = False  # true if files of other runs are below the same folder
     watched: RunState | None = None
-    control: Path | None = None
-    listens: bool = False
-    problem: str = ""
+    control: Path | None = None  # its control folder; None if no rank has listened
+    listens: bool = False  # true if a rank waits for a request to record
+    problem: str = ""  # a sentence on damage and losses; empty for none
 
     @property
     def link(self) -> str:

@@ -8,6 +8,8 @@ import hashlib
 import hmac
 import ipaddress
 import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.datastructures import Headers
@@ -17,9 +19,6 @@ from tracekit.errors import ConfigError
 from tracekit.view.open.server import is_same_token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-    from pathlib import Path
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_FORM_BYTES: Final = 4096

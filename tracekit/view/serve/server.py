@@ -7,15 +7,13 @@ import contextlib
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tracekit.errors import StorageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PORT: Final = 8931
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import TracekitError
 from tracekit.explain.step_times import StepSeries, step_points
 from tracekit.explain.text import duration, share
 from tracekit.table.tables import EventTables
-from tracekit.view.open.ui import TimelinePart
+from tracekit.view.open.ui import PerfettoUI, TimelinePart
 from tracekit.view.report.plots import step_time_plot
-from tracekit.view.serve.captures import Captures
-from tracekit.view.serve.catalog import Catalog
+from tracekit.view.serve.captures import Capture, Captures
+from tracekit.view.serve.catalog import Catalog, Inputs
 from tracekit.view.serve.explain import compare, explain
-from tracekit.view.serve.jobs import DONE, FAILED, Jobs
+from tracekit.view.serve.jobs import DONE, FAILED, Job, Jobs
 from tracekit.view.serve.store import Store, Tags, merge_into
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tracekit.view.open.ui import PerfettoUI
-    from tracekit.view.serve.captures import Capture
-    from tracekit.view.serve.catalog import Inputs
-    from tracekit.view.serve.jobs import Job
     from tracekit.view.serve.runs import Run
 
 _UNASKED_BYTES: Final = 1_000_000_000
@@ -43,25 +38,16 @@ _MIN_SLOWER: Final = 0.02
 
 
 class MergedTrace(NamedTuple):
-    """The merged trace of a run or a capture, or the state of its merge.
-
-    Attributes:
-        link: The address of its page.
-        part: The title of that page.
-        title: The title of the trace.
-        ready: The report of the merge; None before the trace is there.
-        stale: True if the run has gone on since.
-        job: The merge, while it is under way or if it has failed.
-    """
+    """The merged trace of a run or a capture, or the state of its merge."""
 
     run: Run
-    link: str
-    part: str
-    title: str
+    link: str  # the address of its page
+    part: str  # the title of that page
+    title: str  # the title of the trace
     path: Path
-    ready: Mapping[str, Any] | None
-    stale: bool
-    job: Job | None
+    ready: Mapping[str, Any] | None  # the report of the merge; None before the trace is there
+    stale: bool  # true if the run has gone on since
+    job: Job | None  # the merge, while it is under way or if it has failed
     busy: bool
     notes: tuple[str, ...]
 

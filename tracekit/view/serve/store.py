@@ -8,6 +8,8 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
@@ -15,9 +17,6 @@ from tracekit.storage import atomic_write, make_folders
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
     from tracekit.traces.trace_store import Entry
 
 _OWN: Final = re.compile(r"[0-9a-f]{32}\.json\.gz")
