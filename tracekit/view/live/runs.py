@@ -14,26 +14,20 @@ from tracekit.traces.rank_head import Head
 from tracekit.view.live.states import RankState, RunState, Slowest, State
 
 if TYPE_CHECKING:
-    from tracekit.view.live.catalog import FileCatalog
-    from tracekit.view.live.processes import RecordingProcess
+    from tracekit.view.live.files import FileCatalog, RecordingProcess
 
 _MAX_MISSING: Final = 1000
 
 
 @dataclass(slots=True)
 class RunFiles:
-    """The files and processes of a run.
+    """The files and processes of a run."""
 
-    Attributes:
-        ranks: The processes of each rank, the newest last.
-        children_lost: The number of events that the children of each rank have lost.
-    """
-
-    run_id: str  # its name
+    run_id: str
     folder: str = ""  # the folder of all files
-    paths: list[str] = field(default_factory=list)  # its files
-    ranks: dict[int, list[RecordingProcess]] = field(default_factory=lambda: defaultdict(list))
-    children_lost: Counter[int] = field(default_factory=Counter)
+    paths: list[str] = field(default_factory=list)
+    ranks: dict[int, list[RecordingProcess]] = field(default_factory=lambda: defaultdict(list))  # the newest last
+    children_lost: Counter[int] = field(default_factory=Counter)  # the events that the children of each rank have lost
 
 
 def group_runs(catalog: FileCatalog) -> list[RunFiles]:
@@ -42,7 +36,7 @@ def group_runs(catalog: FileCatalog) -> list[RunFiles]:
     split = _split_runs((path, head) for path, head in heads.items() if not head.child and not head.dump)
 
     def run_of(path: str, head: Head) -> tuple[str, str]:
-        return head.run_id, _folder_of(path) if head.run_id in split else ""
+        return head.run_id, path.rpartition("/")[0] if head.run_id in split else ""
 
     runs: dict[tuple[str, str], RunFiles] = {}
     for path, head in sorted(heads.items()):
@@ -66,10 +60,6 @@ def group_runs(catalog: FileCatalog) -> list[RunFiles]:
     return kept
 
 
-def _folder_of(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
 def _split_runs(heads: Iterable[tuple[str, Head]]) -> set[str]:
     """Return the run names that several runs share; each folder is then a separate run.
 
@@ -80,7 +70,7 @@ def _split_runs(heads: Iterable[tuple[str, Head]]) -> set[str]:
     split = set()
     for path, head in heads:
         folders = places[head.run_id, head.rank, head.attempt]
-        folders[_folder_of(path)].add(head.process)
+        folders[path.rpartition("/")[0]].add(head.process)
         if len(folders) > 1 and len(set.union(*folders.values())) > 1:
             split.add(head.run_id)
     return split

@@ -30,17 +30,13 @@ class Label(NamedTuple):
 class Labels(dict[tuple[bytes, "bytes | None"], Label]):
     """The labels of names and categories, at most 10,000; those beyond the limit do not count as stages.
 
-    Args:
-        inside: Names of markers to ignore, so that the slices inside them are the stages.
-
-    Attributes:
-        refused: The number of slices beyond the limit.
+    The slices inside the markers with one of the names ``inside`` are stages, and these markers are none.
     """
 
     def __init__(self, inside: Collection[str] = ()) -> None:
         super().__init__()
         self._inside = frozenset(inside)
-        self.refused = 0
+        self.refused = 0  # slices beyond the limit
 
     def __missing__(self, key: tuple[bytes, bytes | None]) -> Label:
         """Return a new label."""
@@ -61,8 +57,8 @@ class Labels(dict[tuple[bytes, "bytes | None"], Label]):
         return f"there are more than {_MAX_LABELS:,} names; the others are no stages" if self.refused else ""
 
 
-Slice = tuple[int, int, int, Label]
-"""Start, negative end, number and label of a slice: sorted, those that enclose others come first."""
+Slice = tuple[int, int, Label]
+"""Start, negative end and label of a slice: sorted by the first two, those that enclose others come first."""
 
 
 def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[str, bool], int]:
@@ -73,7 +69,7 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
     that ends first.
 
     Args:
-        slices: The slices of a thread that overlap the step, and all that those of the step enclose.
+        slices: The slices of a thread that overlap the step, and all that those of the step enclose, in the order of their ends.
         begin_ns: The start of the step.
         end_ns: Its end.
 
@@ -100,7 +96,7 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
     stage: Label | None = None
     inner: dict[str, int] = {}
     began = own_from = until = inner_until = -(1 << 62)
-    for start, minus_end, _, label in sorted(slices, key=_place):
+    for start, minus_end, label in sorted(slices, key=lambda slice_: slice_[:2]):
         end = -minus_end
         if start < until and end <= until:  # inside the stage
             if label.waits and start >= inner_until and stage is not None and not stage.waits:
@@ -114,7 +110,3 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
         began, own_from, until, inner_until = start, max(start, until), end, start
     close()
     return found
-
-
-def _place(slice_: Slice) -> tuple[int, int, int]:
-    return slice_[:3]

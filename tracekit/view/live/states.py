@@ -29,14 +29,14 @@ late.
 
 def classify(
     *,
-    there: bool,
-    read: bool,
-    ended: bool,
-    closed: bool,
-    remote: bool,
-    alive: bool | None,
-    quiet_ns: int,
-    cut_after_ns: int = CUT_AFTER_NS,
+    there: bool,  # it has a file
+    read: bool,  # the file was read to its end; large ones take several looks
+    ended: bool,  # it has its summary, or the index of an object store says "complete"
+    closed: bool,  # its newest file has the end of the array; files of a rotation have it too
+    remote: bool,  # it is on an object store
+    alive: bool | None,  # its process runs; None if that is unknown
+    quiet_ns: int,  # time since the last growth
+    cut_after_ns: int = CUT_AFTER_NS,  # the limit of that time
 ) -> tuple[State, str]:
     """Return the state of a rank, and the reason in words.
 
@@ -49,16 +49,6 @@ def classify(
        handlers that write a file for each window have no summary when they end between two; else *cut*. On an object store
        every file is closed: *cut*.
     5. Else *recording*.
-
-    Args:
-        there: It has a file.
-        read: The file was read to its end; large ones take several looks.
-        ended: It has its summary, or the index of an object store says "complete".
-        closed: Its newest file has the end of the array; files of a rotation have it too.
-        remote: It is on an object store.
-        alive: Its process runs; None if that is unknown.
-        quiet_ns: Time since the last growth.
-        cut_after_ns: Limit of that time.
     """
     if not there:
         return "lost", "its file was removed"

@@ -11,8 +11,7 @@ from tracekit.errors import StorageError
 from tracekit.storage import without_secrets
 from tracekit.traces.rank_head import Index
 from tracekit.traces.trace_store import Part, open_place
-from tracekit.view.live.catalog import FileCatalog
-from tracekit.view.live.processes import Machine, RecordingProcess
+from tracekit.view.live.files import FileCatalog, Machine, RecordingProcess
 from tracekit.view.live.progress import ProgressTracker
 from tracekit.view.live.runs import RunFiles, group_runs, run_state
 from tracekit.view.live.stages import Labels
@@ -31,6 +30,7 @@ _MAX_SLICES: Final = (256, 16_384)  # of a step; the limits for many and for few
 _MAX_ALL_SLICES: Final = 2_000_000
 _SURELY_QUIET_NS: Final = 5_000_000_000
 _MAX_NOTES: Final = 5
+_HEAD_FIELDS: Final = ("rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "run_id", "start_ns")
 
 
 class Watch:
@@ -188,33 +188,25 @@ class Watch:
             quiet_ns=quiet_ns,
             cut_after_ns=max(self._cut_after_ns, 3 * process.pace_ns if self._store.remote else 0),
         )
-        progress = process.result()
+        progress = process.tracker.result()
         if state == "finished":
             progress = {**progress, "doing": (), "evaluating": False}
         lost_events = process.lost_events + lost_before
         unreadable = sum(file.unreadable for file in process.files)
         return RankState(
-            rank=head.rank,
             state=state,
             reason=reason,
             path=without_secrets(newest.entry.path),
             files=files,
-            local_rank=head.local_rank,
-            world_size=head.world_size,
-            node=head.node,
-            host=head.host,
-            pid=head.pid,
-            attempt=head.attempt,
-            run_id=head.run_id,
             lost_events=lost_events,
             unreadable=unreadable,
             size_bytes=sum(file.entry.size_bytes for file in process.files),
             skipped_bytes=process.skipped_bytes,
             behind_bytes=process.unread_bytes,
-            start_ns=head.start_ns,
             written_ns=newest.entry.written_ns,
             quiet_ns=quiet_ns,
             unhealthy=state in ("cut", "lost") or bool(lost_events or unreadable),
+            **{name: getattr(head, name) for name in _HEAD_FIELDS},
             **progress,
         )
 
