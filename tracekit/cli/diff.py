@@ -126,11 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gates(diff: TraceDiff, args: argparse.Namespace) -> list[tuple[str, float, Change]]:
-    """Return the option, the accepted share and the marker of each gate.
-
-    Raises:
-        CommandError: There is nothing to compare. A gate without a measurement must fail.
-    """
+    """Return the option, the accepted share and the marker of each gate; a gate without a measurement fails."""
     gates = []
     if args.fail_above is not None:
         if diff.step is None:

@@ -20,15 +20,7 @@ _MOST_NAMED: Final = 5
 
 
 def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
-    """Return the arguments of a command with each ``--run NAME`` replaced by the path of the run.
-
-    Args:
-        arguments: The arguments.
-        verb: The verb among them.
-
-    Raises:
-        ConfigError: There is no such run.
-    """
+    """Return the arguments of a command with each ``--run NAME`` replaced by the path of the run; raise ConfigError."""
     replaced: list[str] = []
     waiting = iter(arguments)
     for argument in waiting:
@@ -47,14 +39,7 @@ def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
 
 
 def find_run(name: str) -> str:
-    """Return the folder of a run below `ROOT_VARIABLE` or ``traces``.
-
-    Args:
-        name: Its name, or `LATEST`.
-
-    Raises:
-        ConfigError: There is no such run.
-    """
+    """Return the folder of a run, or of the `LATEST`, below `ROOT_VARIABLE` or ``traces``; raise ConfigError if there is none."""
     root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
     if name != LATEST and (root / name).is_dir():
         return str(root / name)

@@ -39,10 +39,6 @@ def copied_pipes(args: argparse.Namespace) -> Iterator[None]:
 
     Sets ``args.piped`` to the replaced names. A command that reads each input once declares ``reads_once``, and
     receives the pipes themselves.
-
-    Raises:
-        CommandError: Standard input is a terminal, or named twice.
-        StorageError: A pipe cannot be read, or its copy not be written.
     """
     args.piped = []
     with contextlib.ExitStack() as stack:
@@ -113,9 +109,6 @@ def piped_output(args: argparse.Namespace, verb: str) -> Iterator[None]:
 
     The output is written to a private file first, since an output appears whole or not at all. Messages call it ``-``,
     and the next command, which would take that file, is left out.
-
-    Raises:
-        CommandError: The verb cannot write to standard output, or that is a terminal.
     """
     if getattr(args, "output", None) != _STANDARD:
         yield

@@ -23,10 +23,6 @@ class ProgressBar:
     """Shows the progress of a command, with rich if it is installed, otherwise with plain characters.
 
     Prints one line every 10 s if standard error is not a terminal, except with ``TRACEKIT_QUIET=1``.
-
-    Args:
-        enabled: False to show nothing.
-        monotonic: Clock in seconds, for tests.
     """
 
     def __init__(self, *, enabled: bool, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -25,9 +25,6 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     A signal reaches the child once. In the foreground of a terminal both processes share a group, and Ctrl-C reaches both.
     Elsewhere the child has a new process group, and a signal to this process or its group is passed on.
-
-    Raises:
-        CommandError: The command cannot be started.
     """
     signals = {getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)}
     if not hasattr(signal, "sigwaitinfo"):  # macOS

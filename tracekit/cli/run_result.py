@@ -111,12 +111,9 @@ class MergePlan:
 
 
 def plan_merge(files: Sequence[str], steps: int | None, limit_bytes: int = MAX_MERGED_BYTES) -> MergePlan:
-    """Decide what to leave out of a merged trace that would be too large.
+    """Decide what to leave out of a merged trace that would be larger than ``limit_bytes`` as plain JSON.
 
-    Args:
-        files: The traces.
-        steps: The number of steps of the run, if it is known.
-        limit_bytes: The maximum size of the merged trace as plain JSON.
+    ``steps`` is the number of steps of the run, if it is known.
     """
     sizes = {name: _plain_bytes(name) for name in files}
     total = sum(sizes.values())
@@ -145,11 +142,7 @@ def _plain_bytes(name: str) -> int:
 
 
 def merge_run(run: RecordedRun, folder: str, output: str, timeout_s: float, *, overwrite: bool) -> list[str]:
-    """Merge the traces of a run, after its ranks on other machines have ended; return lines to print.
-
-    Raises:
-        TracekitError: The traces cannot be merged.
-    """
+    """Merge the traces of a run, after its ranks on other machines have ended; return lines to print. Raises TracekitError."""
     lines = []
     if len(run.ranks) == run.world_size:
         inputs = [folder]

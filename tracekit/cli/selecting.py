@@ -50,11 +50,7 @@ def add_args_option(parser: argparse.ArgumentParser) -> None:
 
 
 def selection_of(args: argparse.Namespace) -> Selection:
-    """Return the selection in the options.
-
-    Raises:
-        ConfigError: One of them cannot be understood.
-    """
+    """Return the selection in the options; raise ConfigError if one of them cannot be understood."""
     return Selection.parse(
         ranks=args.ranks,
         steps=args.steps,

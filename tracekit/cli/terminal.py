@@ -36,11 +36,7 @@ def printable(text: str, stream: TextIO | None = None) -> str:
     r"""Return text that is safe to print.
 
     Replaces control characters by U+FFFD and characters that the stream cannot encode by ``?``. Escapes surrogates
-    (``\xff`` for bytes of a file name that are not UTF-8).
-
-    Args:
-        text: One line.
-        stream: The output stream. None means standard output.
+    (``\xff`` for bytes of a file name that are not UTF-8). The stream is standard output unless it is given.
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
     return escape_surrogates(without_controls(text)).encode(encoding, "replace").decode(encoding, "replace")
@@ -62,12 +58,8 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
     """Print the lines of an answer.
 
     In a terminal, headings and the heads of tables are bold and problems are red. That needs rich; ``NO_COLOR`` and a dumb
-    terminal switch it off. The text is the same everywhere.
-
-    Args:
-        lines: The lines. Those below a heading are indented.
-        has_tables: The first line below a heading is the head of a table.
-        style: The style of the other lines: `BAD`, `WARNING` or `GOOD`.
+    terminal switch it off. The text is the same everywhere. Lines below a heading are indented; the first of them is the head of
+    a table, unless ``has_tables`` is False. ``style`` is that of the other lines: `BAD`, `WARNING` or `GOOD`.
     """
     console = styled_console()
     before, pending = "", iter(lines)
@@ -86,13 +78,8 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> bool:
     """Print a table as wide as the terminal; long cells get several lines. Needs rich, as in `print_answer`.
 
-    Args:
-        head: The names of the columns.
-        rows: The cells.
-        numbers: True for each column of numbers, which is aligned to the right.
-
-    Returns:
-        False if nothing is printed, because standard output shows no styles or the table is too long to draw.
+    ``numbers`` is True for each column that is aligned to the right. Returns False if nothing is printed, because standard output
+    shows no styles or the table is too long to draw.
     """
     console = styled_console() if head and len(rows) <= _MAX_DRAWN_ROWS else None
     if console is None:
@@ -137,12 +124,7 @@ def message_of(error: Exception) -> str:
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
-    """Print a document as JSON, with surrogates escaped as in `printable`.
-
-    Args:
-        document: Any value that json.dumps accepts.
-        indent: Number of spaces per level; None prints one line.
-    """
+    """Print a document as JSON, with surrogates escaped as in `printable`, on one line if ``indent`` is None."""
     # Print in pieces: the steps of many ranks as one string would take several times their memory.
     for piece in json.JSONEncoder(indent=indent).iterencode(document):
         sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)

@@ -121,11 +121,7 @@ class _Watcher:
         self._last: tuple[Look, RunState | None] | None = None
 
     def look(self) -> tuple[Look, RunState | None]:
-        """Poll the runs. Return the state of all runs, and the run to show.
-
-        Raises:
-            ConfigError: There are runs, but not the one of ``--run``.
-        """
+        """Poll the runs; return the state of all, and the run to show. Raises ConfigError if that of ``--run`` is missing."""
         look = self._watch.look(() if self._shown is None else (self._shown[0],))
         shown = self._choose(look)
         if shown is not None and (shown.run_id, shown.folder) != self._shown:

@@ -33,15 +33,10 @@ class TraceLink:
 
 
 def trace_link(url: str, ui: PerfettoUI, life_s: int) -> TraceLink:
-    """Return the link that opens a trace, after a check that the storage lets the UI fetch it.
+    """Return the link that opens a trace (a URL that fsspec can sign), after a check that the storage lets the UI fetch it.
 
-    Args:
-        url: The trace: ``s3://``, ``gs://``, ``hf://``, ``https://`` or another URL that fsspec can sign.
-        ui: The UI.
-        life_s: Life of the link in seconds, if the storage can limit it.
-
-    Raises:
-        StorageError: The trace does not exist, or the storage has no address for a browser.
+    It works for ``life_s`` seconds if the storage can limit that. Raises StorageError if the trace does not exist, or the storage
+    has no address for a browser.
     """
     address = signed_url(url, life_s)
     return TraceLink(ui.link(address), _problem(url, address, ui.origin))

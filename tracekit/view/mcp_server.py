@@ -52,11 +52,7 @@ _INSTRUCTIONS: Final = (
 class AgentServer:
     """Offers tracekit's answers to an agent. Changes nothing, and reads nothing outside the folders.
 
-    Args:
-        folders: The folders that the agent may read.
-
-    Raises:
-        ConfigError: One of them is not a folder.
+    Raises ConfigError if one of them is not a folder.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -156,11 +152,7 @@ class AgentServer:
         return str(path.relative_to(folder)) if len(self._folders) == 1 else str(path)
 
     def _place(self, name: str) -> str:
-        """Return the path of a run or trace.
-
-        Raises:
-            ToolError: The path does not exist, or is outside the folders.
-        """
+        """Return the path of a run or trace; raise ToolError if it does not exist, or is outside the folders."""
         for folder in self._folders:
             path = (folder / name).resolve()
             if not any(path.is_relative_to(allowed) for allowed in self._folders):
@@ -172,21 +164,13 @@ class AgentServer:
         raise ToolError(f"{name}: there is no such run or trace in {folders}; list_runs shows those that are")
 
     def _refuse_way_out(self, path: Path) -> None:
-        """Refuse a folder with a link to the outside: a command would follow it.
-
-        Raises:
-            ToolError: There is such a link.
-        """
+        """Refuse a folder with a link to the outside: a command would follow it."""
         for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
             if not any(link.resolve().is_relative_to(allowed) for allowed in self._folders):
                 raise ToolError(f"{link}: this link leads out of the folders that may be read; name another run")
 
     async def _command(self, *arguments: str) -> str:
-        """Return what a command prints.
-
-        Raises:
-            ToolError: The command failed, or took too long. The message is that of the command.
-        """
+        """Return what a command prints; raise ToolError with its message if it failed, or took too long."""
         with anyio.move_on_after(_TIME_LIMIT_S):
             done = await anyio.run_process(_program(*arguments), stdin=DEVNULL, check=False, env=_environment())
             if done.returncode in _FINDINGS:
@@ -218,11 +202,7 @@ def _short(line: str) -> str:
 
 
 def _page(text: str, page: int, heads: int = 0) -> str:
-    """Return one page of a text, cut between lines; each page begins with the first ``heads`` lines.
-
-    Raises:
-        ToolError: The page does not exist.
-    """
+    """Return one page of a text, cut between lines; each page begins with the first ``heads`` lines."""
     lines = text.splitlines(keepends=True)
     head, pages = "".join(lines[:heads]), [""]
     for line in map(_short, lines[heads:]):
@@ -236,11 +216,7 @@ def _page(text: str, page: int, heads: int = 0) -> str:
 
 
 async def _first_document(process: Process) -> str:
-    """Return the JSON object that a process prints first.
-
-    Raises:
-        ToolError: The process ended before. The message is that of the command.
-    """
+    """Return the JSON object that a process prints first; raise ToolError with its message if it ended before."""
     text = b""
     if process.stdout is not None:
         async for piece in process.stdout:

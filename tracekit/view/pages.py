@@ -14,15 +14,9 @@ from tracekit.wording import counted, size_words
 
 
 class Pages:
-    """Renders templates and escapes all values. Any thread may use it.
+    """Renders templates with ``common`` values, and escapes all values. Any thread may use it.
 
-    Args:
-        extra: The extra of this package that has jinja2.
-        what: The feature that needs it.
-        **common: Values for every template.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
+    Raises MissingExtraError, which names the extra and the feature ``what`` that needs it, if jinja2 is not installed.
     """
 
     def __init__(self, extra: str, what: str, **common: Any) -> None:

@@ -35,25 +35,16 @@ class Rows:
 
 
 def query(
-    path: str,
-    sql: str,
+    path: str,  # a file or URL of any format that Perfetto knows
+    sql: str,  # PerfettoSQL
     *,
-    trace_processor: str | None = None,
+    trace_processor: str | None = None,  # ``trace_processor_shell``; by default the package downloads it (10 MB)
     progress: Callable[[float, str], None] | None = None,
 ) -> Rows:
     """Load a trace into a new trace processor and return the result of a query, or of its last statement.
 
-    Args:
-        path: A file or URL of any format that Perfetto knows.
-        sql: PerfettoSQL.
-        trace_processor: The program ``trace_processor_shell``; by default the package ``perfetto`` downloads it (about 10 MB).
-        progress: Called with the completed share, 0 to 1, and the current work.
-
-    Raises:
-        MissingExtraError: The package is not installed.
-        QueryError: The trace processor cannot be downloaded or started, has died, or the query is wrong.
-        StorageError: The trace cannot be read.
-        TraceFormatError: The trace processor does not take the trace, or it is a dump of torch's flight recorder.
+    Raises MissingExtraError without the package; QueryError if the trace processor cannot be downloaded or started, has died, or
+    the query is wrong; StorageError if the trace cannot be read; TraceFormatError if the trace processor does not take it.
     """
     tell = progress or (lambda share, what: None)
     shown = without_secrets(path)

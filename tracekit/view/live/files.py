@@ -170,11 +170,7 @@ class KnownFile:
 class FileCatalog:
     """The files below a folder or URL. Dumps of flight recorders and the traces of children are listed and not read.
 
-    Args:
-        store: The folder or URL.
-        make_tracker: Makes the tracker of a process.
-        clock: The clocks.
-        max_bytes: The maximum number of bytes of heads to read in one update.
+    One update reads at most ``max_bytes`` of heads.
     """
 
     def __init__(
@@ -192,11 +188,7 @@ class FileCatalog:
         self._is_full = False
 
     def update(self, now_ns: int) -> None:
-        """List the files and read the heads of new ones; list an object store every 5 s at most.
-
-        Raises:
-            StorageError: The folder is missing or cannot be listed.
-        """
+        """List the files and read the heads of new ones; list an object store every 5 s at most. Raises StorageError."""
         is_first = self._listed_ns is None
         if self._store.remote and self._listed_ns is not None and now_ns - self._listed_ns < _REMOTE_LIST_NS:
             return

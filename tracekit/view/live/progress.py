@@ -46,16 +46,12 @@ class ProgressTracker:
     It is the `ColumnSink` of a `RowWriter`, so that a slice or counter here is a row there. The result does not depend on how
     the events are portioned. A step counts when it has ended; its stages count when the next step or the recording has ended,
     since slices of a step may reach beyond its end. A step that overlaps an evaluation does not count.
-
-    Args:
-        labels: The labels of slices; shared by all processes.
-        max_slices: The maximum number of slices of a step; the oldest of more are no stages.
     """
 
     def __init__(self, labels: Labels, max_slices: int) -> None:
         self.accounts = Accounts()  # the summary and the gaps of the process
-        self._labels = labels
-        self._max_slices = max_slices
+        self._labels = labels  # shared by all processes
+        self._max_slices = max_slices  # of a step; the oldest of more are no stages
         self._writer = RowWriter(self, lambda event: None, self)
         self._tracks: dict[tuple[bytes, bytes], int] = {}
         self._threads: list[_Thread] = []

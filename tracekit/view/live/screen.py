@@ -41,18 +41,15 @@ class RunTable:
 
 
 def run_table(
-    look: Look, run: RunState, *, width: int, height: int | None, order: str = "auto", counters: Sequence[str] = ()
+    look: Look,
+    run: RunState,
+    *,
+    width: int,  # the maximum length of a line; 40 at least
+    height: int | None,  # the maximum number of lines
+    order: str = "auto",  # one of `ORDERS`
+    counters: Sequence[str] = (),
 ) -> RunTable:
-    """Return a run as a table.
-
-    Args:
-        look: The look.
-        run: One of its runs.
-        width: The maximum length of a line; 40 at least.
-        height: The maximum number of lines; None for any number.
-        order: One of `ORDERS`.
-        counters: The counters to show; the first whose name contains "loss" if none are named.
-    """
+    """Return one run of a look as a table. Without named counters, it shows the first whose name contains "loss"."""
     title = [*_title(look, run), ""]
     if height is not None and height < _LOW:
         title = title[:1]

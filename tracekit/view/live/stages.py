@@ -66,15 +66,8 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
 
     A stage is a slice that no other stage encloses, and that encloses no whole step. A collective inside a stage counts as
     another stage, since work and waiting are different things. If stages cross, the time that both share counts for the one
-    that ends first.
-
-    Args:
-        slices: The slices of a thread that overlap the step, and all that those of the step enclose, in the order of their ends.
-        begin_ns: The start of the step.
-        end_ns: Its end.
-
-    Returns:
-        The time by name, with True for collectives.
+    that ends first. ``slices`` are those of a thread that overlap the step, and all that those of the step enclose, in the
+    order of their ends. The keys are names, with True for collectives.
     """
     found: dict[tuple[str, bool], int] = {}
 

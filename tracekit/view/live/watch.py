@@ -38,29 +38,18 @@ class Watch:
 
     Each look lists the files, reads the heads of new ones, and of the others the new whole records. Bytes per look and memory are
     bounded: a recording that grows by more is continued at its end (`RankState.skipped_bytes`). An object store is listed every
-    5 s at most. Use it from one thread at a time. It has no thread and no open file.
-
-    Args:
-        root: A folder or URL with one run or many.
-        max_bytes: The approximate maximum number of bytes of a look; at least 1 MiB.
-        inside: Names of markers to ignore, so that the slices inside them are the stages.
-        cut_after_s: Time without a change after which a recording counts as cut; see `CUT_AFTER_NS`.
-        confined: Ignore symbolic links that lead out of the root.
-        clock: The clocks.
-
-    Raises:
-        ConfigError: The root is a file.
-        StorageError: The storage is unknown.
+    5 s at most. Use it from one thread at a time. It has no thread and no open file. Raises ConfigError if the root is a file,
+    StorageError if the storage is unknown.
     """
 
     def __init__(
         self,
-        root: str,
+        root: str,  # a folder or URL with one run or many
         *,
-        max_bytes: int = MAX_BYTES,
-        inside: Collection[str] = (),
-        cut_after_s: float = CUT_AFTER_NS / 1e9,
-        confined: bool = False,
+        max_bytes: int = MAX_BYTES,  # of a look, about; at least 1 MiB
+        inside: Collection[str] = (),  # names of markers to ignore, so that the slices inside them are the stages
+        cut_after_s: float = CUT_AFTER_NS / 1e9,  # time without a change after which a recording counts as cut
+        confined: bool = False,  # ignore symbolic links that lead out of the root
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = open_place(root, confined=confined)
@@ -77,13 +66,9 @@ class Watch:
         self._complete: set[tuple[str, int, int, int]] = set()  # recordings that are complete by their index
 
     def look(self, follow: Collection[str] | None = None) -> Look:
-        """Look at the runs.
+        """Look at the runs; raise StorageError if the folder is missing or cannot be listed.
 
-        Args:
-            follow: The names of the runs to read whole; only the end of others is read. None for all runs.
-
-        Raises:
-            StorageError: The folder is missing or cannot be listed.
+        Runs with the names ``follow`` (None: all) are read whole, and only the ends of the others.
         """
         self._looks += 1
         self._errors.clear()

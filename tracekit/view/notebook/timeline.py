@@ -86,12 +86,9 @@ def totals(spans: Sequence[Span]) -> list[MarkerTotal]:
 
 
 class RecordedCell:
-    """A recorded cell. Notebooks show it as HTML, terminals as text.
+    """A recorded cell: its slices (the cell itself is one), the number of lost events, and the trace that was written, if any.
 
-    Args:
-        spans: Its slices; the cell itself is one of them.
-        lost: The number of lost events.
-        file: The trace that was written, if any.
+    Notebooks show it as HTML, terminals as text.
     """
 
     def __init__(self, spans: Sequence[Span], *, lost: int = 0, file: str | None = None) -> None:

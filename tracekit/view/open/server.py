@@ -57,14 +57,8 @@ class OneFileServer:
     """Serves a trace on the loopback interface, and the page that hands it to Perfetto's UI, or that UI itself.
 
     Every address needs the token in it. A request with a foreign ``Host`` (DNS rebinding), from a page of another origin
-    than the UI's, with another method or path gets an empty 404. Serves between ``__enter__`` and ``__exit__``.
-
-    Attributes:
-        port: The port that is listened at: by default `PERFETTO_PORT`, or any where that is in use.
-        handed_over: True once the UI has the trace.
-
-    Raises:
-        StorageError: The file cannot be read, or the port is in use.
+    than the UI's, with another method or path gets an empty 404. Serves between ``__enter__`` and ``__exit__``. The port is by
+    default `PERFETTO_PORT`, or any where that is in use. Raises StorageError if the file cannot be read, or the port is in use.
     """
 
     def __init__(self, trace: Path, ui: PerfettoUI, *, port: int | None = None) -> None:
@@ -80,7 +74,7 @@ class OneFileServer:
             for path in filter(Path.is_file, ui.folder.rglob("*")):
                 self._files[self._entry + quote(path.relative_to(ui.folder).as_posix())] = path
             self._files[self._entry] = ui.folder / "index.html"
-        self.handed_over = False
+        self.handed_over = False  # true once the UI has the trace
         self._asked = threading.Event()
         try:
             trace.open("rb").close()  # before a browser is opened

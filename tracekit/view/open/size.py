@@ -22,9 +22,7 @@ _LOADING_BYTES_PER_S: Final = 30_000_000  # measured with the engine v52; 2 to 5
 def counted_bytes(path: str, limit_bytes: int = BROWSER_LIMIT_BYTES) -> int:
     """Return the unpacked size of a file or an archive; beyond the limit, any number above it, in bounded time and memory.
 
-    Raises:
-        StorageError: It cannot be read.
-        TraceFormatError: It is called .zip and is none.
+    Raises StorageError if it cannot be read, TraceFormatError if it is called .zip and is none.
     """
     if basename(path).endswith(".zip"):
         try:

@@ -30,10 +30,7 @@ def cut(text: str, most: int) -> str:
 class Drawing:
     """A drawing, from top to bottom; ``top`` is the position of the next element in pixels.
 
-    Args:
-        title: The title of the plot.
-        about: The description for screen readers.
-        wide_labels: True if the labels on the left need more room than a number.
+    ``about`` is the description for screen readers; ``wide_labels`` on the left need more room than a number.
     """
 
     def __init__(self, title: str, about: str, *, wide_labels: bool = False) -> None:

@@ -26,32 +26,19 @@ Cells: TypeAlias = "Sequence[Sequence[float | None]]"
 
 
 def heat_map(
-    values: Cells,
+    values: Cells,  # of each row; None where a value is missing
     *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    row_name: str,
-    column_name: str,
+    rows: Sequence[str],  # the label of each row
+    columns: Sequence[str],  # the label of each column
+    row_name: str,  # of one, such as "rank"
+    column_name: str,  # of one, such as "step"
     title: str,
-    about: str = "",
-    units: Units = TIMES,
-    diverging: bool = False,
-    wide_labels: bool = False,
+    about: str = "",  # for screen readers
+    units: Units = TIMES,  # of the values
+    diverging: bool = False,  # for values around 0, which is the middle of the shades
+    wide_labels: bool = False,  # the names of rows need more room than a number
 ) -> str:
-    """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values.
-
-    Args:
-        values: The values of each row; None where a value is missing.
-        rows: The label of each row.
-        columns: The label of each column.
-        row_name: The name of a row, such as "rank".
-        column_name: The name of a column, such as "step".
-        title: The title of the plot.
-        about: The description for screen readers.
-        units: The units of the values.
-        diverging: True for values around 0, which is the middle of the shades.
-        wide_labels: True if the names of rows need more room than a number.
-    """
+    """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values."""
     row_name, column_name = cut(row_name, _MOST_LETTERS), cut(column_name, _MOST_LETTERS)
     cells, by_rows = _grouped(values, MOST_ROWS)
     columns_of_cells, by_columns = _grouped(list(zip(*cells, strict=True)), MOST_COLUMNS)
@@ -140,10 +127,7 @@ def _row_height(rows: int) -> int:
 
 
 def _limits(known: Sequence[float]) -> list[float]:
-    """Return the limits of the shades: linear for the bulk of the values, then in equal ratios up to the largest.
-
-    The darkest shade is that of the largest values, and never of the bulk.
-    """
+    """Return the limits of the shades: linear for the bulk of the values, then in equal ratios up to the largest."""
     low, bulk, most = known[len(known) // 50], known[-1 - len(known) // 20], known[-1]
     # Noise must not look like a pattern, and a single slow rank must.
     bulk = max(bulk, low + max(abs(low) * _LEAST_SPAN, _LEAST))

@@ -26,11 +26,7 @@ _MOST_TOLD: Final = 4
 
 
 def report_page(report: RunReport, title: str | None = None) -> str:
-    """Return the page as HTML of less than 2 MB, with the name of the run as its heading if no title is given.
-
-    Raises:
-        MissingExtraError: Jinja2 is not installed.
-    """
+    """Return the page as HTML of less than 2 MB, with the name of the run as its heading if no title is given."""
     pages = Pages("report", "A report")
     static = files("tracekit.view").joinpath("static")
     style = "".join(static.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "plots.css"))

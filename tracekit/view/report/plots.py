@@ -32,13 +32,7 @@ _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Step time") -> str:
-    """Draw how long each step took: a line for the median of the ranks, and a band from the fastest to the slowest.
-
-    Args:
-        points: A point for each step, or one of several steps, as `tracekit.explain.step_times` makes them.
-        ranks: The number of ranks.
-        title: The title of the plot.
-    """
+    """Draw how long each step took: a line for the median of the ranks, and a band from the fastest to the slowest."""
     shown = reduced_steps(points, MOST_POINTS)
     if not shown:
         return _empty(title, "no step was recorded")
@@ -152,11 +146,7 @@ class Bar(NamedTuple):
 def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest: str = "not recorded") -> str:
     """Draw what sums consist of: a bar each, of parts with a letter and a colour; the legend has the values of the first bar.
 
-    Args:
-        bars: The bars; the first 32 are drawn.
-        names: The parts in order; beyond eight, those with the smallest sums are drawn as one.
-        title: The title of the plot.
-        rest: The name of the rest of a bar.
+    The first 32 bars are drawn. Beyond eight, the names with the smallest sums are one part; ``rest`` names the rest of a bar.
     """
     shown = bars[:MOST_BARS]
     whole = max((sum(bar.parts) + bar.rest for bar in shown), default=0)
@@ -202,11 +192,7 @@ def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest:
 
 
 class Line(NamedTuple):
-    """A line of `line_plot`.
-
-    Attributes:
-        low, high: The least and most there; empty where there is no such band.
-    """
+    """A line of `line_plot`."""
 
     label: str  # its label
     times: Sequence[float]  # the time of each point in ns, in order

@@ -105,9 +105,7 @@ class Captures:
     def start(self, run_id: str, control: Path, *, steps: int, ranks: tuple[int, ...] | None) -> Capture:
         """Ask ranks (None: all) of a run to record some batches, and follow them in the background.
 
-        Raises:
-            ConfigError: No rank would take the request.
-            TracekitError: Nobody listens, or a capture is under way.
+        Raises ConfigError if no rank would take the request, TracekitError if nobody listens or a capture is under way.
         """
         written = Request(id=new_id(), ranks=ranks, steps=steps, together=True)
         request = Request.from_bytes(written.to_bytes())  # refused here as a rank would refuse it

@@ -52,10 +52,6 @@ class Catalog:
     """Looks at the runs below a folder or URL, when somebody asks and at most once a second.
 
     Any thread may use it; each method may wait for the storage.
-
-    Raises:
-        ConfigError: The root is a file.
-        StorageError: Its storage is not known.
     """
 
     def __init__(self, root: str) -> None:
@@ -89,11 +85,7 @@ class Catalog:
             return run
 
     def inputs(self, run: Run) -> Inputs:
-        """Return all traces in the folder of a run, where traces of torch lie next to those of the ranks.
-
-        Raises:
-            StorageError: The folder cannot be listed.
-        """
+        """Return all traces in the folder of a run, where traces of torch lie next to those of the ranks. Raises StorageError."""
         known = self._listed.get(run.id)
         if known is not None and time.monotonic() - known[0] < _LISTED_S:
             return known[1]

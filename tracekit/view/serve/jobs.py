@@ -64,12 +64,9 @@ class Job:
 
 
 class Jobs:
-    """Starts work and keeps its results, until `close`. Any thread may use it.
+    """Starts work, two pieces at a time, and keeps its results, until `close`. Any thread may use it.
 
     Work runs in spawned processes, so that it can be ended at any moment and a trace that breaks it breaks nothing else.
-
-    Args:
-        at_once: Pieces that run at the same time.
     """
 
     def __init__(self, at_once: int = 2) -> None:
@@ -85,13 +82,9 @@ class Jobs:
             return self._jobs.get(key)
 
     def start(self, key: Hashable, function: Callable[..., Any], *arguments: Any, again: bool = False) -> Job:
-        """Return the job of a key, and start it unless there is one.
+        """Return the job of a key, and start it unless there is one, or ``again`` if it has ended.
 
-        Args:
-            key: Identifies the work.
-            function: Called in another process with the arguments, and with ``progress``: a function of a share and words.
-            *arguments: For the function; they must be picklable, as its result.
-            again: True to start it again if it has ended.
+        The function is called in another process with the arguments, and with ``progress``: a function of a share and words.
         """
         with self._lock:
             job = self._jobs.get(key)

@@ -43,11 +43,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run.
-
-    Attributes:
-        watched: The state that was read from its files; None before it has written anything, and for other tools.
-    """
+    """A run."""
 
     id: str  # its unique name in addresses: letters, digits, dots and dashes
     name: str
@@ -62,7 +58,7 @@ class Run:
     step_time_ns: int | None = None
     bytes: int = 0
     shared: bool = False  # true if files of other runs are below the same folder
-    watched: RunState | None = None
+    watched: RunState | None = None  # read from its files; None before it has written, and for other tools
     control: Path | None = None  # its control folder; None if no rank has listened
     listens: bool = False  # true if a rank waits for a request to record
     problem: str = ""  # a sentence on damage and losses; empty for none

@@ -25,11 +25,7 @@ _STATE: Final = "tracekit.deadline"
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at a port; None: at `PORT`, or any where that is in use.
-
-    Raises:
-        StorageError: The address cannot be listened at.
-    """
+    """Return a socket that listens at a port; None: at `PORT`, or any where that is in use. Raises StorageError."""
     try:
         return _bound(host, PORT if port is None else port)
     except OSError as problem:
@@ -84,10 +80,7 @@ def make_server(application: Any) -> uvicorn.Server:
 def serve(server: uvicorn.Server, listener: socket.socket, announce: Callable[[], None] = lambda: None) -> None:
     """Answer requests until Ctrl-C, SIGTERM or SIGHUP, then give those under way 3 s to end.
 
-    Args:
-        server: The server.
-        listener: A socket that listens, so that requests wait for the server; it is closed at the end.
-        announce: Called once signals end the server.
+    The listener is closed at the end. ``announce`` is called once signals end the server.
     """
     with listener, _ending_signals(server):
         announce()

@@ -53,12 +53,7 @@ class MergedTrace(NamedTuple):
 
 
 class Service:
-    """The one place where pages ask. Any thread may use it; each method may wait for the storage.
-
-    Raises:
-        ConfigError: The root is a file.
-        StorageError: Its storage is not known.
-    """
+    """The one place where pages ask. Any thread may use it; each method may wait for the storage."""
 
     def __init__(self, root: str, store: Store, ui: PerfettoUI, *, may_capture: bool = False) -> None:
         self.catalog = Catalog(root)
@@ -160,8 +155,7 @@ class Service:
     def begin_merge(self, run: str, capture: str | None = None) -> MergedTrace | None:
         """Begin to merge a run, or one of its captures, unless that is done; None where there is no such.
 
-        Raises:
-            TracekitError: There is nothing to merge, or too much work waits.
+        Raises TracekitError if there is nothing to merge, or too much work waits.
         """
         found = self._inputs_of(run, capture)
         if found is None:
@@ -187,12 +181,7 @@ class Service:
     def part(self, made: MergedTrace, chosen: Mapping[str, str]) -> TimelinePart | None:
         """Return the part of a merged trace that the fields of a page choose; None if they are empty.
 
-        Args:
-            made: The trace.
-            chosen: ``from`` and ``to`` in seconds after its start, and ``track``.
-
-        Raises:
-            TracekitError: The times are wrong, or the trace cannot be read.
+        They are ``from`` and ``to`` in seconds after its start, and ``track``. Raises TracekitError if the times are wrong.
         """
         first, last, track = (chosen.get(name, "").strip() for name in ("from", "to", "track"))
         if not first and not last:

@@ -33,12 +33,9 @@ def key_of(files: Iterable[Entry]) -> str:
 
 
 class Store:
-    """A folder (mode 0700) of merged traces, each with the report of its merge. Any thread may use it.
+    """A folder (mode 0700) of merged traces, each with the report of its merge. Any thread may use it. Raises StorageError.
 
     Above a limit of bytes, traces that were asked for longest ago are removed, but the last. Other files are left alone.
-
-    Raises:
-        StorageError: The folder cannot be made or written to.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -123,11 +120,7 @@ class Tags:
             return dict(self._tags)
 
     def set(self, run: str, text: str) -> None:
-        """Replace the tags of a run by the words of a text, separated by commas or spaces.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
+        """Replace the tags of a run by the words of a text, separated by commas or spaces; raise StorageError."""
         words = dict.fromkeys(
             word[:_MAX_LETTERS] for word in _SEPARATOR.split(text.strip()) if word.isprintable() and word
         )
