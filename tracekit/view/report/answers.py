@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.stragglers_text import negative_sentence, outlier_parts, straggler_parts
 from tracekit.explain.text import duration
-from tracekit.view.report.content import Answer, Name, which_ranks
+from tracekit.view.report.content import Answer, Name, Words, which_ranks
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ _GOOD_ERROR_NS: Final = 1_000_000
 
 def answers(report: RunReport) -> list[Answer]:
     """Return the answers."""
-    return [_slowest(report), _time(report), _lost(report), _clocks(report)]
+    return [
+        Answer("Which rank is slow?", *_slowest(report)),
+        Answer("Where does the time go?", *_time(report)),
+        Answer("What was lost?", *_lost(report), "losses"),
+        Answer("How good are the clocks?", *_clocks(report), "clocks"),
+    ]
 
 
 def mean_stages(timed: list[RankSummary]) -> dict[str, float]:
@@ -31,27 +36,23 @@ def mean_stages(timed: list[RankSummary]) -> dict[str, float]:
     return means
 
 
-def _slowest(report: RunReport) -> Answer:
-    summary, stragglers = report.summary, report.stragglers.stragglers
-    question = "Which rank is slow?"
-    if stragglers:
-        words = _sentence(straggler_parts(stragglers[0]), len(stragglers))
-        return Answer(question, "look", words, "stragglers")
-    if report.stragglers.outliers:
-        words = _sentence(
-            outlier_parts(report.stragglers.outliers[0], report.stragglers), len(report.stragglers.outliers)
-        )
-        return Answer(question, "look", [f"{negative_sentence(report.stragglers)} ", *words], "stragglers")
-    timed = summary.timed
+# Each answer is a state, words, and the section with the details.
+
+
+def _slowest(report: RunReport) -> tuple[str, Words, str]:
+    found, timed = report.stragglers, report.summary.timed
+    if found.stragglers:
+        return "look", _sentence(straggler_parts(found.stragglers[0]), len(found.stragglers)), "stragglers"
+    if found.outliers:
+        words = _sentence(outlier_parts(found.outliers[0], found), len(found.outliers))
+        return "look", [f"{negative_sentence(found)} ", *words], "stragglers"
     if not timed:
-        return Answer(
-            question, "unknown", "No trace tells of steps, so ranks cannot be compared step by step.", "steps"
-        )
+        return "unknown", "No trace tells of steps, so ranks cannot be compared step by step.", "steps"
     if len(timed) == 1:
         only = f"There is one rank: {duration(timed[0].steps.mean_ns)} a step. Name the traces of all ranks to compare them."
-        return Answer(question, "unknown", only, "steps")
-    state = "unknown" if report.stragglers.sensitivity is None and report.stragglers.collectives is None else "good"
-    return Answer(question, state, negative_sentence(report.stragglers), "stragglers")
+        return "unknown", only, "steps"
+    state = "unknown" if found.sensitivity is None and found.collectives is None else "good"
+    return state, negative_sentence(found), "stragglers"
 
 
 def _sentence(parts: tuple[str, str, str], count: int) -> list[str | Name]:
@@ -61,32 +62,27 @@ def _sentence(parts: tuple[str, str, str], count: int) -> list[str | Name]:
     return [f"{before[:1].upper()}{before[1:]}", *([Name(name)] if name else []), f"{after}.{others}"]
 
 
-def _time(report: RunReport) -> Answer:
-    question = "Where does the time go?"
+def _time(report: RunReport) -> tuple[str, Words, str]:
     summary = report.summary
-    timed = summary.timed
+    timed, verdict = summary.timed, summary.verdict
     if timed:
         unrecorded = sum(rank.unrecorded_ns for rank in timed) / (sum(rank.steps.total_ns for rank in timed) or 1)
-        words = " ".join(summary.verdict.sentences[:2])
-        if unrecorded >= 0.005 and summary.verdict.bound != "unknown":
+        words = " ".join(verdict.sentences[:2])
+        if unrecorded >= 0.005 and verdict.bound != "unknown":
             words += f" {unrecorded:.0%} of the step is in no marker."
-        state = "look" if unrecorded > _MUCH_UNRECORDED or summary.verdict.bound != "compute" else "good"
-        return Answer(question, state, words, "stages")
-    if summary.verdict.bound != "unknown":
-        return Answer(question, "look", f"No steps were recorded. {summary.verdict.sentences[0]}", "devices")
+        return "look" if unrecorded > _MUCH_UNRECORDED or verdict.bound != "compute" else "good", words, "stages"
+    if verdict.bound != "unknown":
+        return "look", f"No steps were recorded. {verdict.sentences[0]}", "devices"
     longest = max(summary.named_markers, key=lambda marker: marker.self_ns, default=None)
     if longest is None:
-        return Answer(question, "unknown", "No slice was recorded.", "stages")
-    found: list[str | Name] = [
-        "No steps were recorded. The marker with the longest time of its own is ",
-        Name(longest.name),
-        f" on rank {longest.rank:,}: {duration(longest.self_ns)}.",
-    ]
-    return Answer(question, "unknown", found, "markers")
+        return "unknown", "No slice was recorded.", "stages"
+    before = "No steps were recorded. The marker with the longest time of its own is "
+    after = f" on rank {longest.rank:,}: {duration(longest.self_ns)}."
+    return "unknown", [before, Name(longest.name), after], "markers"
 
 
-def _lost(report: RunReport) -> Answer:
-    losses, question = report.losses, "What was lost?"
+def _lost(report: RunReport) -> tuple[str, Words]:
+    losses = report.losses
     parts = []
     if losses.lost_events:
         ranks = sorted({loss.rank for loss in losses.recording if loss.kind == "dropped"})
@@ -103,30 +99,33 @@ def _lost(report: RunReport) -> Answer:
     if losses.unfinished:
         parts.append(f"{counted(losses.unfinished, 'slice')} began and never ended.")
     if parts:
-        return Answer(question, "look", " ".join(parts), "losses")
+        return "look", " ".join(parts)
     if losses.stated:
-        return Answer(question, "good", "Nothing, as far as the traces tell.", "losses")
-    words = "Everything in the files could be read. They are of a tool that does not tell what it did not record."
-    return Answer(question, "unknown", words, "losses")
+        return "good", "Nothing, as far as the traces tell."
+    return (
+        "unknown",
+        "Everything in the files could be read. They are of a tool that does not tell what it did not record.",
+    )
 
 
-def _clocks(report: RunReport) -> Answer:
-    clocks, question = report.clocks, "How good are the clocks?"
+def _clocks(report: RunReport) -> tuple[str, Words]:
+    clocks = report.clocks
     steps = sum(row.clock_steps for row in clocks.rows)
     stepped = (
         f" Wall clocks were set, or machines slept, {counted(steps, 'time')}; durations do not suffer." if steps else ""
     )
     if len(clocks.rows) < 2:
-        words = "There is one rank: nothing is to be aligned." + stepped
-        return Answer(question, "good" if clocks.rows else "unknown", words, "clocks")
+        return "good" if clocks.rows else "unknown", f"There is one rank: nothing is to be aligned.{stepped}"
     placed = "A merge has placed the ranks on one clock" if clocks.merged else "The ranks' clocks were compared"
     if clocks.unaligned:
         whose = which_ranks(clocks.unaligned)
-        words = f"It is not known how the clock of {whose} stands to the others'. Durations do not suffer."
-        return Answer(question, "look", words + stepped, "clocks")
+        return (
+            "look",
+            f"It is not known how the clock of {whose} stands to the others'. Durations do not suffer.{stepped}",
+        )
     if clocks.worst_ns is None:
-        return Answer(question, "unknown", f"{placed}; how far off they may be is not known of all.{stepped}", "clocks")
+        return "unknown", f"{placed}; how far off they may be is not known of all.{stepped}"
     if not clocks.worst_ns:
-        return Answer(question, "good", f"All ranks share one clock.{stepped}", "clocks")
+        return "good", f"All ranks share one clock.{stepped}"
     state = "good" if clocks.worst_ns <= _GOOD_ERROR_NS else "look"
-    return Answer(question, state, f"{placed}, to ± {duration(clocks.worst_ns)} at worst.{stepped}", "clocks")
+    return state, f"{placed}, to ± {duration(clocks.worst_ns)} at worst.{stepped}"

@@ -8,7 +8,7 @@ from tracekit.explain.cells import NAME_HEAD, device_cells, name_rows
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import BYTES, NUMBERS, Units, words
 from tracekit.view.report.content import Figure, Name, Section, Table, more, which_ranks
-from tracekit.view.report.plots import Line, line_plot
+from tracekit.view.report.plots import line_plot
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -112,12 +112,8 @@ def counter_section(report: RunReport) -> Section:
 def _figure(counter: Counter) -> Figure:
     units, title = _units(counter.key), f"{counter.name}: {counter.key}"
     several = len(counter.ranks) > 1
-    line = Line(
-        f"median of {counted(len(counter.ranks), 'rank')}, and their range" if several else which_ranks(counter.ranks),
-        [time.time_ns for time in counter.times],
-        [time.median for time in counter.times],
-        [time.low for time in counter.times],
-        [time.high for time in counter.times],
+    label = (
+        f"median of {counted(len(counter.ranks), 'rank')}, and their range" if several else which_ranks(counter.ranks)
     )
     every = -(-len(counter.times) // _MOST_POINTS_TOLD)
     rows = [
@@ -126,7 +122,7 @@ def _figure(counter: Counter) -> Figure:
     ]
     about = f"every {every:,} points of the plot" if every > 1 else "as plotted"
     table = Table(f"{Name(title).shown}, {about}", ("time", "least", "median" if several else "mean", "most"), rows)
-    return Figure(Name(title).shown, line_plot(line, title=title, units=units), table)
+    return Figure(Name(title).shown, line_plot(counter.times, label, title=title, units=units), table)
 
 
 def _label(counter: Counter) -> list[str | Name]:

@@ -16,7 +16,6 @@ MOST_ROWS: Final = 64
 MOST_COLUMNS: Final = 250
 _MOST_TIPS: Final = 1000
 _LABEL_PX: Final = 14
-_MOST_LETTERS: Final = 16
 _LEAST_SPAN: Final = 0.1
 _LEAST: Final = 1e-9
 _LEAST_SHARE: Final = 0.005  # smaller differences between ranks are of no interest
@@ -33,33 +32,29 @@ def heat_map(
     row_name: str,  # of one, such as "rank"
     column_name: str,  # of one, such as "step"
     title: str,
-    about: str = "",  # for screen readers
+    about: str,  # for screen readers
     units: Units = TIMES,  # of the values
     diverging: bool = False,  # for values around 0, which is the middle of the shades
     wide_labels: bool = False,  # the names of rows need more room than a number
 ) -> str:
     """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values."""
-    row_name, column_name = cut(row_name, _MOST_LETTERS), cut(column_name, _MOST_LETTERS)
     cells, by_rows = _grouped(values, MOST_ROWS)
     columns_of_cells, by_columns = _grouped(list(zip(*cells, strict=True)), MOST_COLUMNS)
     cells = list(zip(*columns_of_cells, strict=True))
     known = sorted(value for row in cells for value in row if value is not None)
-    drawing = Drawing(
-        title,
-        " ".join(filter(None, (about, _grouping(by_rows, row_name), _grouping(by_columns, column_name)))),
-        wide_labels=wide_labels,
-    )
-    if not known:
-        drawing.note("there is nothing to draw")
-        return drawing.svg()
+    grouped = [
+        f"{size:,} {name}s are one cell: the largest of their values"
+        for size, name in ((by_rows, row_name), (by_columns, column_name))
+        if size > 1
+    ]
+    drawing = Drawing(title, " ".join([about, *grouped]), wide_labels=wide_labels)
     row_labels = [_together(rows, at, by_rows) for at in range(len(cells))]
     column_labels = [_together(columns, at, by_columns) for at in range(len(cells[0]))]
     limits = _limits_around_zero(known) if diverging else _limits(known)
     shade = "d" if diverging else "s"
     width, pixel = len(cells[0]), _row_height(len(cells))
-    if row_name:
-        drawing.text(0, drawing.top + 10, row_name, anchor="end", kind="tk-soft", shift=-8)
-        drawing.top += 18
+    drawing.text(0, drawing.top + 10, row_name, anchor="end", kind="tk-soft", shift=-8)
+    drawing.top += 18
     paths: dict[str, list[str]] = {}
     for y, row in enumerate(cells):
         for x, length, level in _stretches(row, limits):
@@ -94,9 +89,8 @@ def heat_map(
     ticks = [((at + 0.5) / width, cut(column_labels[at].partition("–")[0], 9)) for at in range(0, width, every)]
     drawing.ticks(ticks, column_name)
     _scale(drawing, limits, shade, units, any(value is None for row in cells for value in row))
-    for note in (_grouping(by_rows, row_name), _grouping(by_columns, column_name)):
-        if note:
-            drawing.note(note)
+    for note in grouped:
+        drawing.note(note)
     return drawing.svg()
 
 
@@ -111,10 +105,6 @@ def _grouped(rows: Cells, most: int) -> tuple[Cells, int]:
         ]
         for group in groups
     ], size
-
-
-def _grouping(size: int, name: str) -> str:
-    return "" if size == 1 else f"{size:,} {name}s are one cell: the largest of their values"
 
 
 def _together(labels: Sequence[str], at: int, size: int) -> str:
