@@ -8,13 +8,12 @@ from dataclasses import asdict
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import BAD, OK, PROBLEMS, USAGE, print_answer, print_json
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_answer, print_json
 from tracekit.errors import CommandError
 from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit anonymise``."""
     add_traces(parser, "traces: files, folders, globs or URLs")
     add_output(
         parser,
@@ -36,7 +35,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit anonymise``; return its exit code."""
     if args.piped and args.output is None:
         raise CommandError(f"{args.piped[0]}: name the output with -o", USAGE)
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         for trace in written:
             lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""
             words = trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}"
-            print_answer([words], style=BAD if trace.lost else "")
+            print_answer([words], style="bad" if trace.lost else "")
         if not args.quiet:
             words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
             print_answer([f"replaced: {words or 'nothing'}"])

@@ -17,18 +17,7 @@ from tracekit.capture.documents import Request, new_id
 from tracekit.capture.folder import ControlFolder, is_gone
 from tracekit.cli.arguments import add_output
 from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import (
-    FAILED,
-    GOOD,
-    OK,
-    PROBLEMS,
-    USAGE,
-    WARNING,
-    complain,
-    print_answer,
-    print_json,
-    print_lines,
-)
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_answer, print_json, print_lines
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
 from tracekit.wording import counted
@@ -38,7 +27,6 @@ _MOST_LISTED: Final = 32
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit capture``."""
     parser.add_argument(
         "folder",
         type=resolve_path,
@@ -78,7 +66,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit capture``; return its exit code."""
     if not args.timeout > 0 or math.isinf(args.timeout):
         raise CommandError("--timeout must be a number above 0", USAGE)
     folder = _control_folder(args.folder)
@@ -195,7 +182,7 @@ def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
     done = sum(view.is_done for view in coordinator.ranks.values())
     document: dict[str, Any] = {"id": coordinator.request.id, "ranks": results, "files": files}
     if not (args.json or args.quiet):
-        print_answer(result_lines(results), style=GOOD if done == len(results) else WARNING)
+        print_answer(result_lines(results), style="good" if done == len(results) else "warning")
     complete = bool(done) and done == len(results)
     if args.output is not None and files:
         complete = _merge(args, files, document) and complete

@@ -14,7 +14,6 @@ from tracekit.merge.engine import ARCHIVES
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit convert``."""
     parser.add_argument(
         "input",
         type=resolve_path,
@@ -39,7 +38,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit convert``; return its exit code."""
     if args.output.endswith(ARCHIVES):
         raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", USAGE)
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit diff``."""
     parser.add_argument(
         "before",
         type=resolve_path,
@@ -87,7 +86,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit diff``; return its exit code."""
     from tracekit.explain.diff import diff_traces
     from tracekit.explain.diff_text import diff_lines, gate_line
 

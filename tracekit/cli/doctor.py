@@ -19,7 +19,7 @@ from tracekit.check.doctor import (
     examine_rank,
 )
 from tracekit.check.validation import validate_file
-from tracekit.cli.terminal import BAD, GOOD, OK, PROBLEMS, print_answer, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.outbox.spool import default_root
 from tracekit.storage import atomic_write, basename, refuse_existing, without_secrets
@@ -30,7 +30,6 @@ _COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "no
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit doctor``."""
     parser.add_argument(
         "places",
         type=resolve_path,
@@ -52,7 +51,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit doctor``; return its exit code."""
     if args.bundle is not None:
         refuse_existing(args.bundle)
     places = [*(args.places or ["."]), str(default_root())]
@@ -80,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(f"wrote {args.bundle}: attach it to the bug report")
     if not args.quiet:
         found = f"{counted(len(problems), 'problem')} found" if problems else "no problems found"
-        print_answer([found], style=BAD if problems else GOOD)
+        print_answer([found], style="bad" if problems else "good")
     return PROBLEMS if problems else OK
 
 

@@ -10,7 +10,6 @@ from tracekit.cli.terminal import OK, print_answer, print_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit gpu``."""
     add_traces(parser, "traces of torch.profiler or tracekit, merged or of single ranks: files, folders, globs or URLs")
     parser.add_argument(
         "--top",
@@ -26,7 +25,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit gpu``; return its exit code."""
     from tracekit.explain.gpu import explain_gpu
     from tracekit.explain.gpu_text import gpu_lines
     from tracekit.table.tables import EventTables

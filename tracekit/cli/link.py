@@ -12,7 +12,6 @@ _DAY_S: Final = 86_400
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit link``."""
     parser.add_argument("url", metavar="URL", help="a trace: s3://, gs://, hf://, https://, or another URL of fsspec")
     parser.add_argument(
         "--seconds",
@@ -30,7 +29,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit link``; return its exit code."""
     from tracekit.view.link import trace_link
 
     link = trace_link(args.url, chosen_ui(args), args.seconds)

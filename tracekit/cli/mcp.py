@@ -8,7 +8,6 @@ from tracekit.cli.arguments import local_path
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit mcp``."""
     parser.add_argument(
         "folders",
         type=local_path,
@@ -23,7 +22,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit mcp``; return its exit code."""
     from tracekit.view.mcp_server import AgentServer
 
     AgentServer(args.folders).run()

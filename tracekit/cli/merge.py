@@ -31,7 +31,6 @@ _OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit merge``."""
     add_traces(
         parser,
         "rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON, "
@@ -147,7 +146,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit merge``; return its exit code."""
     if not args.inputs:
         if args.run is None:
             raise CommandError("name the traces to merge, such as traces/RUN/, or a run: --run NAME", USAGE)

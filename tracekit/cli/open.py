@@ -24,7 +24,6 @@ from tracekit.view.open.ui import PERFETTO_UI
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit open``."""
     add_traces(
         parser,
         "a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or "
@@ -66,7 +65,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit open``; return its exit code."""
     check_seconds("--timeout", args.timeout)
     if args.timeout > threading.TIMEOUT_MAX:
         raise CommandError(

@@ -43,7 +43,6 @@ class _SchemaAction(argparse.Action):
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit query``."""
     add_traces(
         parser,
         "traces: files, folders, globs or URLs; for --engine perfetto, one file of any format that Perfetto knows",
@@ -92,7 +91,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit query``; return its exit code."""
     ending = "" if args.output is None else args.output.rpartition(".")[2]
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:

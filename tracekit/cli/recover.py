@@ -8,13 +8,10 @@ from typing import Any
 from tracekit.check.recovery import SUFFIXES, RecoveryReport, recover_trace
 from tracekit.cli.arguments import add_output, add_traces
 from tracekit.cli.terminal import (
-    BAD,
     FAILED,
-    GOOD,
     OK,
     PROBLEMS,
     USAGE,
-    WARNING,
     complain,
     message_of,
     print_answer,
@@ -27,7 +24,6 @@ from tracekit.traces.inputs import is_other_json, trace_files
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit recover``."""
     add_traces(
         parser,
         "traces: files, folders, globs or URLs, .json, .json.gz or .json.zst; whole ones are passed over; "
@@ -60,7 +56,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit recover``; return its exit code."""
     if args.piped and args.output is None:
         raise CommandError(f"{args.piped[0]}: name the recovered trace with -o", USAGE)
     files = _files(args.inputs)
@@ -91,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         reports.append(report)
         if not args.json and not (args.quiet and report.complete):
-            print_answer(report.lines(), has_tables=False, style=GOOD if report.complete else WARNING)
+            print_answer(report.lines(), has_tables=False, style="good" if report.complete else "warning")
     if args.json:
         document: dict[str, Any] = {
             "files": [report.to_json() for report in reports],
@@ -102,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     elif len(files) > 1 and not (args.quiet and not failed and all(report.complete for report in reports)):
         whole = sum(report.whole for report in reports)
         words = f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed"
-        print_answer([words], style=BAD if failed else "")
+        print_answer([words], style="bad" if failed else "")
     if failed:
         return FAILED
     return OK if all(report.complete for report in reports) else PROBLEMS

@@ -15,7 +15,6 @@ from tracekit.wording import size_words
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit report``."""
     add_inputs(parser)
     add_output(parser, "the file or URL to write (default: %(default)s)", default="report.html")
     parser.add_argument("--title", help="heading of the page (default: the name of the run)")
@@ -27,7 +26,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit report``; return its exit code."""
     from tracekit.explain.run_report import WrittenReport, report_run
     from tracekit.view.report.page import report_page
 

@@ -39,7 +39,6 @@ _Flag: Final = argparse.BooleanOptionalAction
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit run``."""
     parser.usage = "tracekit run [options] -- COMMAND ..."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -129,7 +128,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit run``; return the exit code of the command."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise CommandError(

@@ -18,7 +18,6 @@ _GB: Final = 1_000_000_000
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit serve``."""
     parser.add_argument(
         "root", type=resolve_path, metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run"
     )
@@ -73,7 +72,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit serve``; return its exit code."""
     for package in ("jinja2", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve", "tracekit serve")

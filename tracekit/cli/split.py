@@ -24,7 +24,6 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit split``."""
     add_traces(parser, "a trace; or several, which are merged first")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--seconds", metavar="S", help="write a part for every S seconds")
@@ -45,7 +44,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit split``; return its exit code."""
     if args.seconds is not None and not _SECONDS.fullmatch(args.seconds):
         raise CommandError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5", USAGE)
     output = args.output or f"{_stem(args.inputs)}-{{part}}.json.gz"

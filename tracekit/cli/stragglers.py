@@ -11,7 +11,6 @@ from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit stragglers``."""
     add_inputs(parser)
     parser.add_argument(
         "--at-least",
@@ -34,7 +33,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit stragglers``; return its exit code."""
     from tracekit.explain.stragglers import find_stragglers
     from tracekit.explain.stragglers_text import straggler_lines
 

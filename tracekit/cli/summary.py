@@ -10,7 +10,6 @@ from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit summary``."""
     add_inputs(parser)
     parser.add_argument(
         "--top",
@@ -26,7 +25,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit summary``; return its exit code."""
     from tracekit.explain.summary import summarize_traces
     from tracekit.explain.summary_text import summary_lines
 

@@ -21,9 +21,7 @@ FAILED: Final = 1
 USAGE: Final = 2
 PROBLEMS: Final = 3
 """The exit codes of all verbs: done, failed, wrong usage, and done with problems or findings."""
-BAD: Final = "bold red"
-WARNING: Final = "yellow"
-GOOD: Final = "green"
+_STYLES: Final = {"bad": "bold red", "warning": "yellow", "good": "green", "": ""}
 _INDENT: Final = "  "
 _MAX_DRAWN_ROWS: Final = 1000  # rich takes 0.1 ms a cell
 _PROBLEM: Final = re.compile(r"\s*(?:WRONG|LOST|NOT MERGED|NOT ALIGNED)")
@@ -59,7 +57,7 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
 
     In a terminal, headings and the heads of tables are bold and problems are red. That needs rich; ``NO_COLOR`` and a dumb
     terminal switch it off. The text is the same everywhere. Lines below a heading are indented; the first of them is the head of
-    a table, unless ``has_tables`` is False. ``style`` is that of the other lines: `BAD`, `WARNING` or `GOOD`.
+    a table, unless ``has_tables`` is False. ``style`` is that of the other lines: bad, warning or good.
     """
     console = styled_console()
     before, pending = "", iter(lines)
@@ -69,7 +67,7 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
         if console is None:
             print(printable(line))
         else:
-            chosen = _style(before, line, following or "", has_tables=has_tables) or style
+            chosen = _style(before, line, following or "", has_tables=has_tables) or _STYLES[style]
             console.print(_rich_text()(printable(line), style=chosen), soft_wrap=True)
         before, line = line, following
     sys.stdout.flush()
@@ -112,7 +110,7 @@ def _rich_text() -> Any:
 
 def _style(before: str, line: str, following: str, *, has_tables: bool) -> str:
     if _PROBLEM.match(line):
-        return BAD
+        return _STYLES["bad"]
     if line.startswith(_INDENT):
         return "bold" if has_tables and not before.startswith(_INDENT) else ""
     return "bold" if line and following.startswith(_INDENT) else ""

@@ -16,7 +16,6 @@ from tracekit.cli.arguments import add_inside, number
 from tracekit.cli.named_runs import find_run
 from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines, printable, styled_console
 from tracekit.errors import CommandError, ConfigError, StorageError
-from tracekit.explain.text import table
 from tracekit.storage import without_secrets
 from tracekit.view.live import Look, RunState, Watch
 from tracekit.view.live.screen import ORDERS, RunTable, run_table
@@ -25,11 +24,10 @@ from tracekit.view.live.states import CUT_AFTER_NS, look_document
 _MIN_WIDTH: Final = 40
 _MIN_INTERVAL_S: Final = 0.1
 _MAX_NAMED: Final = 5
-_STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "": ""}
+_STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "head": "bold", "below": "dim", "": ""}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit top``."""
     parser.add_argument(
         "root", type=resolve_path, nargs="?", metavar="DIR", help="folder or URL of the rank traces of one run or many"
     )
@@ -72,7 +70,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit top``; return its exit code."""
     if args.root is None:
         if args.run is None:
             raise CommandError("name the folder of rank traces, such as traces/, or a run: --run NAME", USAGE)
@@ -173,15 +170,8 @@ def _print_table(found: RunTable) -> None:
     console = styled_console()
     if console is not None:
         console.print(_drawn(found))
-        return
-    lines = [*found.title]
-    if found.rows:
-        # The last column is text, and is aligned separately.
-        numbers = table(found.head[:-1], [row[:-1] for row in found.rows], left=0)
-        width = max(map(len, numbers))
-        texts = [found.head[-1], *(row[-1] for row in found.rows)]
-        lines += [f"{line.ljust(width)}  {text}".rstrip() for line, text in zip(numbers, texts, strict=True)]
-    print_lines(*lines, *found.below, "")
+    else:
+        print_lines(*(line for line, _ in found.lines()), "")
 
 
 def _interval(text: str) -> float:
@@ -201,22 +191,10 @@ def open_screen() -> Any:
     return live
 
 
-def _drawn(table: RunTable) -> Any:
+def _drawn(found: RunTable) -> Any:
     """Return a table in the form that rich prints."""
     text = importlib.import_module("rich.text").Text
-    group = importlib.import_module("rich.console").Group
-    grid = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in table.head:
-        grid.add_column(
-            printable(heading),
-            justify="left" if heading == table.head[-1] else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            header_style="bold",
-        )
-    for row, mark in zip(table.rows, table.marks, strict=True):
-        # rich does not search a Text for markup.
-        grid.add_row(*(text(printable(cell)) for cell in row), style=_STYLES[mark])
-    lines = [text(printable(line), no_wrap=True, overflow="ellipsis") for line in table.title]
-    below = [text(printable(line), no_wrap=True, overflow="ellipsis", style="dim") for line in table.below]
-    return group(*lines, *([grid] if table.rows else ()), *below)
+    lines = [
+        text(printable(line), style=_STYLES[mark], no_wrap=True, overflow="ellipsis") for line, mark in found.lines()
+    ]
+    return importlib.import_module("rich.console").Group(*lines)

@@ -15,7 +15,6 @@ from tracekit.merge.execute.executor import fitting_pool
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit trim``."""
     add_traces(parser, "a trace; or several, which are merged; - for standard input")
     add_output(
         parser,
@@ -33,7 +32,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit trim``; return its exit code."""
     select = selection_of(args)
     if select == Selection() and args.event_args == "all":
         raise CommandError("say what to take: --steps, --time-window, --ranks, --categories, --name or --args", USAGE)

@@ -8,14 +8,13 @@ from typing import Any
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import positive
-from tracekit.cli.terminal import FAILED, GOOD, OK, PROBLEMS, USAGE, WARNING, complain, print_answer, print_json
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_answer, print_json
 from tracekit.errors import CommandError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit upload``."""
     parser.add_argument(
         "spools",
         type=resolve_path,
@@ -35,7 +34,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit upload``; return its exit code."""
     done: list[Finished] = []
     busy: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -52,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         done.append(report)
         if not args.json and not (args.quiet and report.complete):
-            print_answer(report.lines(), style=GOOD if report.complete else WARNING)
+            print_answer(report.lines(), style="good" if report.complete else "warning")
     if args.json:
         document: dict[str, Any] = {
             "spools": [report.to_json() for report in done],
@@ -61,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(document)
     elif not (done or busy or failed) and not args.quiet:
-        print_answer(["nothing is left to upload"], style=GOOD)
+        print_answer(["nothing is left to upload"], style="good")
     if failed or not all(report.complete for report in done):
         return FAILED
     return PROBLEMS if busy else OK

@@ -9,18 +9,7 @@ from typing import Final
 
 from tracekit.check.validation import ValidationReport, validate_file
 from tracekit.cli.arguments import add_traces
-from tracekit.cli.terminal import (
-    BAD,
-    FAILED,
-    GOOD,
-    OK,
-    PROBLEMS,
-    WARNING,
-    complain,
-    print_answer,
-    print_json,
-    print_lines,
-)
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json, print_lines
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
 from tracekit.traces.inputs import trace_files
@@ -30,7 +19,6 @@ _COUNTED: Final = {"archive": "trace", "manifest": "file"}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit validate``."""
     add_traces(
         parser,
         "trace: a file or URL, .json or .json.gz; a folder of them; an archive of traces, .tar or .zip, or its "
@@ -46,7 +34,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit validate``; return its exit code."""
     reports: list[ValidationReport] = []
     unreadable: list[tuple[str, str]] = []
     files: list[str] = []
@@ -89,7 +76,7 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
     shown: dict[str, int] = {}
     for problem in report.problems:
         shown[problem.rule] = shown.get(problem.rule, 0) + problem.count
-        print_answer([str(problem)], style=WARNING if problem.severity == "warning" else BAD)
+        print_answer([str(problem)], style="warning" if problem.severity == "warning" else "bad")
     for rule, count in report.counts.items():
         if count > shown.get(rule, 0):
             print_answer([f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more"])
@@ -99,7 +86,7 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
         counted(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
     ]
     line = f"{report.file}: {verdict}: {counted(report.events, _COUNTED.get(report.form, 'event'))}"
-    print_answer([", ".join([line, *found])], style=GOOD if is_fine else BAD)
+    print_answer([", ".join([line, *found])], style="good" if is_fine else "bad")
     if report.not_checked:
         print_lines(f"{report.file}: the schemas were not applied: {report.not_checked}", stream=sys.stderr)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.explain.text import duration, shortened
+from tracekit.explain.text import duration, shortened, table
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
@@ -39,6 +39,17 @@ class RunTable:
     marks: list[str]  # "bad", "slow", "done" or "" for each row
     below: list[str]  # the lines below
 
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield each line with its mark, or "head" or "below"."""
+        yield from ((line, "") for line in self.title)
+        if self.rows:
+            numbers = table(self.head[:-1], [row[:-1] for row in self.rows], left=0)
+            width = max(map(len, numbers))
+            texts = [self.head[-1], *(row[-1] for row in self.rows)]
+            for line, text, mark in zip(numbers, texts, ["head", *self.marks], strict=True):
+                yield f"{line.ljust(width)}  {text}".rstrip(), mark
+        yield from ((line, "below") for line in self.below)
+
 
 def run_table(
     look: Look,
@@ -65,7 +76,7 @@ def run_table(
     columns = _columns(run, shown, width, counters or _loss_counter(run))
     head = tuple(name for name, _ in columns)
     cells = [[cell(rank) for rank in shown] for _, cell in columns]
-    used = sum(max(map(len, (name, *column))) + 2 for name, column in zip(head, cells, strict=True))
+    used = 2 + sum(max(map(len, (name, *column))) + 2 for name, column in zip(head, cells, strict=True))
     room_for_text = max(_MIN_TEXT, width - used)
     rows = [
         (*row, _cut(_text(rank, room_for_text), room_for_text))
