@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_answer, print_json
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, ProgressBar, print_answer, print_json
 from tracekit.errors import CommandError
 from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
 

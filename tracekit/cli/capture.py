@@ -16,8 +16,17 @@ from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progre
 from tracekit.capture.documents import Request, new_id
 from tracekit.capture.folder import ControlFolder, is_gone
 from tracekit.cli.arguments import add_output
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_answer, print_json, print_lines
+from tracekit.cli.terminal import (
+    FAILED,
+    OK,
+    PROBLEMS,
+    USAGE,
+    ProgressBar,
+    complain,
+    print_answer,
+    print_json,
+    print_lines,
+)
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError
 from tracekit.wording import counted

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option
-from tracekit.cli.terminal import USAGE, print_merge
+from tracekit.cli.arguments import add_args_option
+from tracekit.cli.terminal import USAGE, ProgressBar, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import merge_traces
 from tracekit.merge.engine import ARCHIVES

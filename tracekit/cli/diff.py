@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_common, keeps_cache, or_zero, percentage, positive
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_answer, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, ProgressBar, print_answer, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tracekit.cli.arguments import add_no_cache, add_traces, keeps_cache, positive
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, print_answer, print_json
+from tracekit.cli.terminal import OK, ProgressBar, print_answer, print_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,19 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import check_service, resolve_path
-from tracekit.cli.arguments import add_log_to, add_output, add_traces, microseconds, positive, seconds
+from tracekit.cli.arguments import (
+    add_args_option,
+    add_log_to,
+    add_output,
+    add_selection,
+    add_traces,
+    microseconds,
+    positive,
+    seconds,
+    selection_of,
+)
 from tracekit.cli.named_runs import find_run
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option, add_selection, selection_of
-from tracekit.cli.terminal import PROBLEMS, USAGE, complain, print_merge
+from tracekit.cli.terminal import PROBLEMS, USAGE, ProgressBar, complain, print_merge
 from tracekit.errors import CommandError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.align.placement import ALIGN

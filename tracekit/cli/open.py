@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.arguments import check_seconds
-from tracekit.cli.arguments import add_output, add_traces, add_uis, chosen_ui, port
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option
-from tracekit.cli.terminal import OK, USAGE, print_answer, print_json
+from tracekit.cli.arguments import add_args_option, add_output, add_traces, add_uis, chosen_ui, port
+from tracekit.cli.terminal import OK, USAGE, ProgressBar, print_answer, print_json
 from tracekit.errors import CommandError
 from tracekit.view.open.prepare import Prepared, mended, prepare
 from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
-from tracekit.view.open.size import counted_bytes, loading_advice, too_big
-from tracekit.view.open.ui import PERFETTO_UI
+from tracekit.view.open.ui import PERFETTO_UI, counted_bytes, loading_advice, too_big
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

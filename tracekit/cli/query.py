@@ -13,15 +13,13 @@ from typing import Any
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import add_no_cache, add_output, add_traces, keeps_cache, positive, seconds
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, USAGE, complain, print_answer, print_lines, print_table
+from tracekit.cli.terminal import OK, USAGE, ProgressBar, complain, print_answer, print_lines, print_table
 from tracekit.errors import CommandError
 from tracekit.processors import usable_processors
 from tracekit.storage import atomic_write, refuse_existing
 from tracekit.table.database import Limits
 from tracekit.table.schema import schema_text
-from tracekit.view.query import Cell, Rows, query
-from tracekit.view.tables import FORMATS, table_cells
+from tracekit.view.query import FORMATS, Cell, Rows, query, table_cells
 
 
 class _SchemaAction(argparse.Action):

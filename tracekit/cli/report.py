@@ -6,8 +6,7 @@ import argparse
 
 from tracekit.arguments import check_service
 from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, complain, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, ProgressBar, complain, print_json, print_lines
 from tracekit.errors import CommandError, StorageError
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces

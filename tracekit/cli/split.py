@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
+from tracekit.cli.terminal import OK, PROBLEMS, USAGE, ProgressBar, print_json, print_lines
 from tracekit.errors import CommandError
 from tracekit.merge.split import Part, split
 from tracekit.storage import basename, expand

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tracekit.cli.arguments import add_inputs, keeps_cache, positive
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:

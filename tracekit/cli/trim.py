@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option, add_selection, selection_of
-from tracekit.cli.terminal import PROBLEMS, USAGE, print_merge
+from tracekit.cli.arguments import add_args_option, add_output, add_selection, add_traces, selection_of
+from tracekit.cli.terminal import PROBLEMS, USAGE, ProgressBar, print_merge
 from tracekit.errors import CommandError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute.executor import fitting_pool

@@ -10,7 +10,6 @@ from tracekit.explain.cells import member_cells, spread_words, step_cells
 from tracekit.explain.step_times import reduced_steps
 from tracekit.explain.stragglers_text import negative_sentence, outlier_parts
 from tracekit.explain.text import certainty, duration, share
-from tracekit.view.report.answers import mean_stages
 from tracekit.view.report.axes import PERCENTS
 from tracekit.view.report.content import Figure, Name, Section, Table, more
 from tracekit.view.report.heat_map import heat_map
@@ -101,7 +100,7 @@ def rank_section(report: RunReport) -> Section:
 
 def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
     whole = fmean(rank.steps.mean_ns for rank in timed) or 1.0
-    means = mean_stages(timed)
+    means = _mean_stages(timed)
     shown = [name for name in means if name in set(sorted(means, key=lambda name: -means[name])[:_MOST_STAGES])]
     each = [rank.stage_means_ns for rank in timed]
     rows, values = [], []
@@ -139,13 +138,22 @@ def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
     return Figure(f"{title}, as a share of a step", svg, table)
 
 
+def _mean_stages(timed: list[RankSummary]) -> dict[str, float]:
+    """Return the mean time of each stage in a step, over all ranks, in the order within a step."""
+    means = dict.fromkeys((stage.name for rank in timed for stage in rank.stages), 0.0)
+    for rank in timed:
+        for name, mean_ns in rank.stage_means_ns.items():
+            means[name] += mean_ns / len(timed)
+    return means
+
+
 def stage_section(report: RunReport) -> Section:
     """Return the section on stages."""
     title = "Stages of a step"
     timed = report.summary.timed
     if not timed:
         return Section("stages", title, [_NO_STEPS])
-    means = mean_stages(timed)
+    means = _mean_stages(timed)
     if not means:
         words = (
             'Nothing is recorded within the steps. Put markers around their stages, such as profiler.marker("forward").'

@@ -52,6 +52,19 @@ class MergedTrace(NamedTuple):
     notes: tuple[str, ...]
 
 
+class _Summary(NamedTuple):
+    """A summary that was begun, the key of its inputs, and the last one before that is done."""
+
+    key: str
+    job: Job
+    before: _Summary | None
+
+    @property
+    def done(self) -> _Summary | None:
+        """The last one that is done."""
+        return self._replace(before=None) if self.job.state == DONE else self.before
+
+
 class Service:
     """The one place where pages ask. Any thread may use it; each method may wait for the storage."""
 
@@ -64,9 +77,7 @@ class Service:
         self._jobs = Jobs()
         self._captures = Captures()
         self._lock = threading.Lock()
-        # By run, with the key of its inputs: the last summary that was begun, and the last one that is done.
-        self._begun: dict[str, tuple[str, Job]] = {}
-        self._done: dict[str, tuple[str, Job]] = {}
+        self._summaries: dict[str, _Summary] = {}  # by run: the one that was begun last
         self._merging: dict[str, str] = {}  # by page: the key that was asked for last
 
     def close(self) -> None:
@@ -94,14 +105,14 @@ class Service:
             return None
         inputs = self.catalog.inputs(found) if found.files else None
         job = None if inputs is None else self._summary(found, inputs)
-        with self._lock:
-            done = self._done.get(found.id)
+        summary = self._summaries.get(found.id)
+        done = None if summary is None else summary.done
         explained, age = None, ""
         if inputs is not None and done is not None:
-            explained = done[1].result
-            if done[0] != inputs.key:
+            explained = done.job.result
+            if done.key != inputs.key:
                 step = "" if explained.steps is None else f", step {explained.steps:,}"
-                age = f"As of {(time.monotonic_ns() - done[1].ended_ns) / 1e9:,.0f} s ago{step}"
+                age = f"As of {(time.monotonic_ns() - done.job.ended_ns) / 1e9:,.0f} s ago{step}"
         others = [one for one in self.catalog.runs()[0] if one.files and one.id != found.id]
         return {
             "run": found,
@@ -126,26 +137,20 @@ class Service:
         inputs = inputs or self.catalog.inputs(run)
         job = self._jobs.start(("summary", run.id, inputs.key), explain, inputs.names, again=True)
         with self._lock:
-            self._begun[run.id] = (inputs.key, job)
-            for table in (self._begun, self._done):
-                while len(table) > _MAX_SUMMARIES:
-                    del table[next(iter(table))]
+            before = self._summaries.pop(run.id, None)
+            self._summaries[run.id] = _Summary(inputs.key, job, None if before is None else before.done)
+            if len(self._summaries) > _MAX_SUMMARIES:
+                del self._summaries[next(iter(self._summaries))]
         return job
 
     def _summary(self, run: Run, inputs: Inputs) -> Job | None:
         """Return the job that makes the summary or has failed to; begin it where that does not take long."""
-        with self._lock:
-            begun = self._begun.get(run.id)
-            if begun is not None and begun[1].state == DONE:
-                self._done[run.id] = begun
-            done = self._done.get(run.id)
-        for known in (begun, done):
-            if known is None:
-                continue
-            key, job = known
+        begun = self._summaries.get(run.id)
+        for known in () if begun is None else filter(None, (begun, begun.done)):
+            job = known.job
             if not job.ended:
                 return job
-            if key == inputs.key or time.monotonic_ns() - job.ended_ns < _FRESH_NS:
+            if known.key == inputs.key or time.monotonic_ns() - job.ended_ns < _FRESH_NS:
                 return None if job.state == DONE else job
         limit = _UNASKED_REMOTE_BYTES if self.catalog.remote else _UNASKED_BYTES
         return None if inputs.bytes > limit else self.begin_summary(run, inputs)

@@ -86,7 +86,7 @@ class Store:
 def merge_into(path: Path, inputs: Sequence[str], *, progress: Callable[[float, str], None]) -> dict[str, Any]:
     """Merge traces into a file, and return the report that is kept with it; raise TracekitError where that fails."""
     from tracekit.merge import merge_traces
-    from tracekit.view.open.size import BROWSER_LIMIT_BYTES, counted_bytes
+    from tracekit.view.open.ui import BROWSER_LIMIT_BYTES, counted_bytes
 
     report = merge_traces(str(path), inputs, overwrite=True, progress=progress)
     document = {
