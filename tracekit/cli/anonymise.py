@@ -6,9 +6,9 @@ import argparse
 from dataclasses import asdict
 
 from tracekit.check.anonymise import anonymise_traces
-from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, ProgressBar, print_answer, print_json
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
+from tracekit.errors import ConfigError
 from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
 
 
@@ -19,13 +19,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
         force="replace files that exist",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--names",
-        action="store_true",
-        help="also replace the names of events, processes and threads, except those of torch, CUDA and tracekit",
+        "also replace the names of events, processes and threads, except those of torch, CUDA and tracekit",
     )
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the files")
+    add_option(parser, "--json", "print what was written as JSON")
+    add_option(parser, "-q --quiet", "print only the names of the files")
     parser.epilog = (
         "Replaces paths, hosts, users, mail and network addresses, in the same way in all files of one call. Keeps other free "
         "text: check the result before you share it. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written without what could "
@@ -35,13 +35,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.piped and args.output is None:
-        raise CommandError(f"{args.piped[0]}: name the output with -o", USAGE)
+        raise ConfigError(f"{args.piped[0]}: name the output with -o")
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
-        raise CommandError(
-            f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", USAGE
-        )
+        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
     pairs = [(file, args.output or _beside(file)) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)

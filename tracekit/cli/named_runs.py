@@ -16,8 +16,6 @@ _OWN_OPTION: Final = {"merge", "top"}
 """Verbs with another ``--run``, which selects among their inputs. Only ``--run latest`` becomes a path here. Without an input,
 these verbs call `find_run`."""
 
-_MOST_NAMED: Final = 5
-
 
 def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
     """Return the arguments of a command with each ``--run NAME`` replaced by the path of the run; raise ConfigError."""
@@ -48,6 +46,6 @@ def find_run(name: str) -> str:
     runs = sorted((run for run in find_runs(root) if run.path != root), reverse=True)
     if name == LATEST and runs:
         return str(runs[0].path)
-    known = ", ".join(str(run.path.relative_to(root)) for run in runs[:_MOST_NAMED])
+    known = ", ".join(str(run.path.relative_to(root)) for run in runs[:5])
     there = f"the newest are {known}" if runs else "it holds no run"
     raise ConfigError(f"--run {name}: no such run in {root} ({there}); {ROOT_VARIABLE} names another folder")

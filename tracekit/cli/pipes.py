@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tracekit.cli.terminal import USAGE, print_lines
-from tracekit.errors import CommandError, StorageError
+from tracekit.cli.terminal import print_lines
+from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import PIPE_FOLDER, basename, is_remote, without_secrets
 
 _ARGUMENTS: Final = ("input", "inputs", "files", "before", "after")
@@ -54,7 +54,7 @@ def copied_pipes(args: argparse.Namespace) -> Iterator[None]:
 def _local(path: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
     if path == _STANDARD:
         if _STANDARD in args.piped:
-            raise CommandError("-: standard input can be named once", USAGE)
+            raise ConfigError("-: standard input can be named once")
         args.piped.append(path)
         return _stdin(args, stack)
     if is_remote(path) or getattr(args, "reads_once", False) or not _is_pipe(path):
@@ -74,9 +74,9 @@ def _stdin(args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
     try:
         mode = os.fstat(_STDIN_DESCRIPTOR)
     except OSError as error:
-        raise CommandError("-: standard input is closed", USAGE) from error
+        raise ConfigError("-: standard input is closed") from error
     if os.isatty(_STDIN_DESCRIPTOR):
-        raise CommandError("-: standard input is a terminal; redirect a trace to it, for example < trace.json", USAGE)
+        raise ConfigError("-: standard input is a terminal; redirect a trace to it, for example < trace.json")
     named = os.path.realpath("/dev/stdin")
     if stat.S_ISREG(mode.st_mode):
         with contextlib.suppress(OSError):
@@ -118,9 +118,9 @@ def piped_output(args: argparse.Namespace, verb: str) -> Iterator[None]:
         yield
         return
     if verb not in _FILES:
-        raise CommandError(f"{verb} cannot write to standard output; name a file", USAGE)
+        raise ConfigError(f"{verb} cannot write to standard output; name a file")
     if sys.stdout.isatty():
-        raise CommandError(f"-: standard output is a terminal; redirect it, for example > {_FILES[verb]}", USAGE)
+        raise ConfigError(f"-: standard output is a terminal; redirect it, for example > {_FILES[verb]}")
     messages = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="tracekit-output-") as folder:
         file = Path(folder) / _FILES[verb]

@@ -6,8 +6,8 @@ import argparse
 
 from tracekit.arguments import check_service
 from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, ProgressBar, complain, print_json, print_lines
-from tracekit.errors import CommandError, StorageError
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, complain, print_json, print_lines
+from tracekit.errors import CommandError, ConfigError, StorageError
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces
 from tracekit.wording import size_words
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_existing(args.output)
     traces = [path for path, _ in find_traces(args.inputs)]
     if any(same_file(path, args.output) for path in traces):
-        raise CommandError(f"{shown} is one of the traces; choose another name for the report", USAGE)
+        raise ConfigError(f"{shown} is one of the traces; choose another name for the report")
     with ProgressBar(enabled=True) as bar:
         report = report_run(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)
     page = report_page(report, args.title).encode()

@@ -28,7 +28,6 @@ PROBLEMS: Final = 3
 _STYLES: Final = {"bad": "bold red", "warning": "yellow", "good": "green", "": ""}
 _INDENT: Final = "  "
 _MAX_DRAWN_ROWS: Final = 1000  # rich takes 0.1 ms a cell
-_INTERVAL_S: Final = 0.1
 _LINE_INTERVAL_S: Final = 10.0
 _WIDTH: Final = 30
 _PROBLEM: Final = re.compile(r"\s*(?:WRONG|LOST|NOT MERGED|NOT ALIGNED)")
@@ -202,7 +201,7 @@ class ProgressBar:
             self._next_s = now + _LINE_INTERVAL_S
             print(printable(f"tracekit: {share:.0%} {what}", sys.stderr), file=sys.stderr, flush=True)
             return
-        self._next_s = now + _INTERVAL_S
+        self._next_s = now + 0.1
         text = "".join(char if char.isprintable() else " " for char in what)
         if self._rich is not None:
             escaped = importlib.import_module("rich.markup").escape(text)

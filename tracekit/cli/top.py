@@ -12,18 +12,16 @@ import time
 from typing import Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inside, number
+from tracekit.cli.arguments import add_inside, add_option, number
 from tracekit.cli.named_runs import find_run
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines, printable, styled_console
-from tracekit.errors import CommandError, ConfigError, StorageError
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
+from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import without_secrets
 from tracekit.view.live import Look, RunState, Watch
 from tracekit.view.live.screen import ORDERS, RunTable, run_table
 from tracekit.view.live.states import CUT_AFTER_NS, look_document
 
-_MIN_WIDTH: Final = 40
 _MIN_INTERVAL_S: Final = 0.1
-_MAX_NAMED: Final = 5
 _STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "head": "bold", "below": "dim", "": ""}
 
 
@@ -31,37 +29,37 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "root", type=resolve_path, nargs="?", metavar="DIR", help="folder or URL of the rank traces of one run or many"
     )
-    parser.add_argument(
-        "--interval",
+    add_option(
+        parser,
+        "--interval SECONDS",
+        "time between two looks (default: %(default)s; an object store is listed every 5 s at most)",
         type=_interval,
         default=1.0,
-        metavar="SECONDS",
-        help="time between two looks (default: %(default)s; an object store is listed every 5 s at most)",
     )
-    parser.add_argument("--once", action="store_true", help="print the state once and exit")
-    parser.add_argument("--json", action="store_true", help="print one JSON document on a line for each update")
-    parser.add_argument("--run", metavar="ID", help="the run to show (default: the newest that records)")
-    parser.add_argument(
+    add_option(parser, "--once", "print the state once and exit")
+    add_option(parser, "--json", "print one JSON document on a line for each update")
+    add_option(parser, "--run ID", "the run to show (default: the newest that records)")
+    add_option(
+        parser,
         "--sort",
+        "the order of the ranks (default: by rank if all fit, else the worst)",
         choices=ORDERS,
         default="auto",
-        help="the order of the ranks (default: by rank if all fit, else the worst)",
     )
-    parser.add_argument(
-        "--counter",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show the last value of this counter (repeat for several; default: the first with 'loss' in its name)",
+    add_option(
+        parser,
+        "--counter NAME",
+        "show the last value of this counter (repeat for several; default: the first with 'loss' in its name)",
+        repeated=True,
     )
     add_inside(parser)
-    parser.add_argument(
-        "--cut-after",
+    add_option(
+        parser,
+        "--cut-after SECONDS",
+        "report a rank as cut after this time without a change, unless its process is on this machine "
+        "(default: %(default)s)",
         type=_interval,
         default=CUT_AFTER_NS / 1e9,
-        metavar="SECONDS",
-        help="report a rank as cut after this time without a change, unless its process is on this machine "
-        "(default: %(default)s)",
     )
     parser.epilog = (
         "Ctrl-C ends it. Exit code: 0 done, 1 failed, 2 wrong usage, "
@@ -72,7 +70,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.root is None:
         if args.run is None:
-            raise CommandError("name the folder of rank traces, such as traces/, or a run: --run NAME", USAGE)
+            raise ConfigError("name the folder of rank traces, such as traces/, or a run: --run NAME")
         args.root, args.run = find_run(args.run), None
     watcher = _Watcher(args)
     if args.once:
@@ -141,7 +139,7 @@ class _Watcher:
         runs = [run for run in look.runs if self._wanted in (None, run.run_id)]
         if not runs:
             if self._wanted is not None and look.runs:
-                named = ", ".join(repr(run.run_id) for run in look.runs[:_MAX_NAMED])
+                named = ", ".join(repr(run.run_id) for run in look.runs[:5])
                 raise ConfigError(f"--run: no run is named {self._wanted!r}; there are: {named}")
             return None
         before = next((run for run in runs if (run.run_id, run.folder) == self._shown), None)
@@ -155,7 +153,7 @@ def _table(args: argparse.Namespace, look: Look, shown: RunState | None, width: 
     if shown is None:
         waiting = f"{without_secrets(args.root)}: no rank trace yet"
         return RunTable([waiting], (), [], [], [f"note: {note}" for note in look.notes])
-    return run_table(look, shown, width=max(width, _MIN_WIDTH), height=height, order=args.sort, counters=args.counter)
+    return run_table(look, shown, width=max(width, 40), height=height, order=args.sort, counters=args.counter)
 
 
 def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import positive
-from tracekit.cli.terminal import FAILED, OK, PROBLEMS, USAGE, complain, print_answer, print_json
-from tracekit.errors import CommandError, StorageError
+from tracekit.cli.arguments import add_option, positive
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json
+from tracekit.errors import ConfigError, StorageError
 from tracekit.outbox.finish import Finished, finish_spool
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
 
@@ -22,11 +22,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SPOOL",
         help=f"spool folders named in the log of a recording, or a folder of them (default: {default_root()})",
     )
-    parser.add_argument(
-        "--tries", type=positive, default=4, metavar="N", help="number of attempts for each file (default: 4)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is left")
+    add_option(parser, "--tries N", "number of attempts for each file (default: 4)", type=positive, default=4)
+    add_option(parser, "--json", "print one JSON document with all reports")
+    add_option(parser, "-q --quiet", "print nothing unless something is left")
     parser.epilog = (
         "Uploading twice gives the same objects, and never replaces one that somebody else has written. Exit code: 0 everything "
         "is uploaded, 1 something could not be, 2 wrong usage, 3 a spool is in use by another process."
@@ -76,5 +74,5 @@ def _spools(folders: list[Path]) -> list[Path]:
         elif folder.is_dir():
             found += sorted(path.parent for path in folder.glob(f"*/{JOURNAL}"))
         else:
-            raise CommandError(f"{folder}: no such folder; name one that a recording has named as its spool", USAGE)
+            raise ConfigError(f"{folder}: no such folder; name one that a recording has named as its spool")
     return found

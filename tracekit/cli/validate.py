@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tracekit.check.validation import ValidationReport, validate_file
-from tracekit.cli.arguments import add_traces
+from tracekit.cli.arguments import add_option, add_traces
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json, print_lines
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
@@ -26,10 +26,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         name="files",
         metavar="FILE",
     )
-    parser.add_argument("--strict", action="store_true", help="take warnings for problems too")
-    parser.add_argument("--no-schema", action="store_true", help="do not apply the JSON Schemas")
-    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing for files without problems")
+    add_option(parser, "--strict", "take warnings for problems too")
+    add_option(parser, "--no-schema", "do not apply the JSON Schemas")
+    add_option(parser, "--json", "print one JSON document with all reports")
+    add_option(parser, "-q --quiet", "print nothing for files without problems")
     parser.epilog = "Exit code: 0 no problems, 1 a file cannot be read, 2 wrong usage, 3 problems found."
 
 

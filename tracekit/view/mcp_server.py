@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 PAGE_CHARS: Final = 20_000
 """Maximum number of characters that a tool returns; the rest is on further pages."""
 
-_MOST_ROWS: Final = 10_000
 _TIME_LIMIT_S: Final = 600
-_LINK_LIFE_S: Final = 3600
 _FINDINGS: Final = (0, 3)
 """Exit codes of a command that has answered."""
 
@@ -125,13 +123,13 @@ class AgentServer:
 
     async def query(self, run: str, sql: str, page: int = 1) -> str:
         """Ask the event table of a run: one SELECT in DuckDB's SQL. Returns CSV. Read tracekit://schema for the tables."""
-        limits = ("--max-rows", str(_MOST_ROWS), "--max-seconds", str(_TIME_LIMIT_S))
+        limits = ("--max-rows", "10000", "--max-seconds", str(_TIME_LIMIT_S))
         rows = await self._command("query", "--quiet", "--format", "csv", *limits, "--", self._place(run), sql)
         return _page(rows, page, heads=1)
 
     async def open_link(self, trace: str) -> str:
         """Give a link that opens a trace in Perfetto, in a browser on this machine. It works for an hour at most."""
-        command = _program("open", "--no-browser", "--json", "--timeout", str(_LINK_LIFE_S), "--", self._place(trace))
+        command = _program("open", "--no-browser", "--json", "--timeout", "3600", "--", self._place(trace))
         process = await self._links.enter_async_context(
             await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
         )

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _REMOTE_LIST_NS: Final = 5_000_000_000
 _MAX_REMOTE_HEADS: Final = 512
 _MAX_NOTES: Final = 5
-_MAX_PACES: Final = 8
-_MAX_REMOVED: Final = 8
 
 
 class RecordingProcess:
@@ -39,7 +37,7 @@ class RecordingProcess:
         self.vanished = False  # the file that it wrote is gone
         self.is_followed = False  # all of it is read, and not only its end
         self._has_begun = False
-        self._removed: deque[FileTail] = deque(maxlen=_MAX_REMOVED)  # their packed files may come
+        self._removed: deque[FileTail] = deque(maxlen=8)  # their packed files may come
 
     @property
     def newest(self) -> FileTail:
@@ -74,7 +72,7 @@ class RecordingProcess:
     @property
     def pace_ns(self) -> int:
         """The longest time between the start and the upload of its last files, on an object store."""
-        return max((file.entry.written_ns - file.from_ns for file in self.files[-_MAX_PACES:]), default=0)
+        return max((file.entry.written_ns - file.from_ns for file in self.files[-8:]), default=0)
 
     def add(self, file: FileTail) -> None:
         """Add a file; earlier ones first."""

@@ -18,10 +18,6 @@ from tracekit.view.live.states import StageTime, Step
 
 _RECENT_STEPS: Final = 64
 _MAX_TRACKS: Final = 64
-_MAX_OPEN: Final = 512
-_MAX_SEARCH: Final = 100
-_MAX_COUNTERS: Final = 256
-_MAX_DOING: Final = 8
 _MAX_TIME_NS: Final = 2**61
 _ROW_PHASES: Final = frozenset("XBEC")
 _TIMESTAMP_NAME: Final = f'"{TIMESTAMP_EVENT}"'.encode()
@@ -36,7 +32,7 @@ class _Thread:
     """A track of the process."""
 
     slices: list[Slice] = field(default_factory=list)  # of steps without stages so far, in the order of their ends
-    open: OpenSlices[tuple[bytes, str]] = field(default_factory=lambda: OpenSlices(_MAX_SEARCH))  # event and name
+    open: OpenSlices[tuple[bytes, str]] = field(default_factory=lambda: OpenSlices(100))  # event and name
     covered_ns: int = 0  # the time of all stages so far; the training thread has most
 
 
@@ -152,7 +148,7 @@ class ProgressTracker:
     def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
         """Open a slice."""
         del start_ns
-        has_room = track < _MAX_TRACKS and len(self._threads[track].open) < _MAX_OPEN
+        has_room = track < _MAX_TRACKS and len(self._threads[track].open) < 512
         if has_room:
             self._threads[track].open.begin(name, category, (text, json_text(name).decode()))
         return has_room
@@ -170,7 +166,7 @@ class ProgressTracker:
         """Keep the last value of a counter."""
         del track, time_ns
         key = name.decode() if series in (b"value", name) else f"{name.decode()}.{series.decode()}"
-        if key in self._counters or len(self._counters) < _MAX_COUNTERS:
+        if key in self._counters or len(self._counters) < 256:
             self._counters[key] = value
 
     def add_flow(self, *values: object) -> None:
@@ -257,7 +253,7 @@ class ProgressTracker:
             "stages": tuple(sorted(stages, key=lambda stage: (-stage.total_ns, stage.name))),
             "staged_ns": counted_ns if stages else 0,
             "waiting_ns": waiting_ns,
-            "doing": tuple(name for _, name in open_slices[:_MAX_DOING]),
+            "doing": tuple(name for _, name in open_slices[:8]),
             "evaluating": any(name in _EVALUATIONS for own in self._threads for _, name in own.open.slices),
             "evaluations": self._evaluations,
             "counters": dict(self._counters),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tracekit.storage import common_folder, is_remote, without_secrets
 from tracekit.traces.rank_head import Head
@@ -15,8 +15,6 @@ from tracekit.view.live.states import RankState, RunState, Slowest, State
 
 if TYPE_CHECKING:
     from tracekit.view.live.files import FileCatalog, RecordingProcess
-
-_MAX_MISSING: Final = 1000
 
 
 @dataclass(slots=True)
@@ -94,7 +92,7 @@ def run_state(run: RunFiles, ranks: Sequence[RankState]) -> RunState:
         state=next(state for state in order if state in states),
         unhealthy=bool(missing_count) or any(rank.unhealthy for rank in ranks),
         world_size=world_size,
-        missing=tuple(islice((rank for rank in range(world_size) if rank not in present), _MAX_MISSING)),
+        missing=tuple(islice((rank for rank in range(world_size) if rank not in present), 1000)),
         missing_count=missing_count,
         start_ns=min(rank.start_ns for rank in ranks),
         step=max(batches, default=None),

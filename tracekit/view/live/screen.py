@@ -19,12 +19,8 @@ _SAME: Final = 0.02  # smaller differences are noise
 _STATES: Final = {"lost": 0, "cut": 1, "recording": 2, "finished": 3}
 _QUIET_NS: Final = 5_000_000_000
 _QUIET_STEPS: Final = 5
-_MIN_RANKS: Final = 3
-_MIN_TEXT: Final = 5
 _MAX_OTHERS: Final = 3
-_WIDE: Final = 110
 _NARROW: Final = 60
-_LOW: Final = 10
 _HOST: Final = 16
 _COUNTER: Final = 16
 
@@ -62,11 +58,11 @@ def run_table(
 ) -> RunTable:
     """Return one run of a look as a table. Without named counters, it shows the first whose name contains "loss"."""
     title = [*_title(look, run), ""]
-    if height is not None and height < _LOW:
+    if height is not None and height < 10:
         title = title[:1]
     below = _below(look, run)
     if height is not None:  # notes must not push out the ranks
-        below = below[: max(0, height - len(title) - _MIN_RANKS - 2)]
+        below = below[: max(0, height - len(title) - 5)]
     room = len(run.ranks) if height is None else max(1, height - len(title) - len(below) - 1)
     ranks = sorted(run.ranks, key=_key("rank" if order == "auto" and len(run.ranks) <= room else order))
     left = len(ranks) > room
@@ -77,7 +73,7 @@ def run_table(
     head = tuple(name for name, _ in columns)
     cells = [[cell(rank) for rank in shown] for _, cell in columns]
     used = 2 + sum(max(map(len, (name, *column))) + 2 for name, column in zip(head, cells, strict=True))
-    room_for_text = max(_MIN_TEXT, width - used)
+    room_for_text = max(5, width - used)
     rows = [
         (*row, _cut(_text(rank, room_for_text), room_for_text))
         for rank, row in zip(shown, zip(*cells, strict=True), strict=True)
@@ -152,7 +148,7 @@ def _columns(
     run: RunState, shown: Sequence[RankState], width: int, counters: Sequence[str]
 ) -> list[tuple[str, Callable[[RankState], str]]]:
     columns: list[tuple[str, Callable[[RankState], str]]] = [("rank", lambda rank: str(rank.rank))]
-    if width >= _WIDE and len({rank.host for rank in run.ranks}) > 1:
+    if width >= 110 and len({rank.host for rank in run.ranks}) > 1:
         columns.append(("host", lambda rank: shortened(rank.host, _HOST)))
     columns += [
         ("state", lambda rank: rank.state),

@@ -9,9 +9,7 @@ from typing import Final, NamedTuple
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_CATEGORIES, LOADING_NAMES
 
 _MAX_LABELS: Final = 10_000
-_MAX_STAGES: Final = 64
 _MAX_CHARACTERS: Final = 500
-_OTHER_STAGES: Final = "(all other stages)"
 _COLLECTIVE: Final = re.compile(COLLECTIVE_NAMES, re.IGNORECASE)
 _LOADING: Final = re.compile(LOADING_NAMES, re.IGNORECASE)
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}", re.ASCII)
@@ -73,8 +71,8 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
 
     def add(name: str, waits: bool, time_ns: int) -> None:
         key = (name, waits)
-        if key not in found and len(found) >= _MAX_STAGES:
-            key = (_OTHER_STAGES, False)
+        if key not in found and len(found) >= 64:
+            key = ("(all other stages)", False)
         found[key] = found.get(key, 0) + time_ns
 
     def close() -> None:

@@ -24,12 +24,10 @@ MAX_BYTES: Final = 16 << 20
 _WINDOW_BYTES: Final = 8 << 20  # read of a recording that existed before the first look, or grows too fast
 _MIN_WINDOW_BYTES: Final = 64 << 10
 _TAIL_BYTES: Final = 16 << 10  # read of runs that nobody follows
-_NO_LIMIT: Final = 1 << 62
 _PACKED_WORTH: Final = 8  # a byte of gzip is as much work as so many plain ones
 _MAX_SLICES: Final = (256, 16_384)  # of a step; the limits for many and for few processes
 _MAX_ALL_SLICES: Final = 2_000_000
 _SURELY_QUIET_NS: Final = 5_000_000_000
-_MAX_NOTES: Final = 5
 _HEAD_FIELDS: Final = ("rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "run_id", "start_ns")
 
 
@@ -131,7 +129,7 @@ class Watch:
         share = max(_MIN_WINDOW_BYTES, budget // max(1, len(waiting)))
         for process, is_followed in waiting:
             if is_followed:
-                most = _WINDOW_BYTES if unread_bytes > budget else _NO_LIMIT
+                most = _WINDOW_BYTES if unread_bytes > budget else 1 << 62
                 process.keep_up(min(_WINDOW_BYTES, share), most)
             else:
                 process.keep_up(_TAIL_BYTES, 4 * _TAIL_BYTES)
@@ -207,6 +205,6 @@ class Watch:
 
     def _notes(self) -> Iterator[str]:
         yield from self._catalog.notes()
-        yield from (text for text, _ in self._errors.most_common(_MAX_NOTES))
+        yield from (text for text, _ in self._errors.most_common(5))
         if self._labels.refused:
             yield self._labels.note

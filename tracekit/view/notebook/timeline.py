@@ -17,11 +17,9 @@ _WIDTH: Final = 960
 _LABEL_WIDTH: Final = 150
 _ROW: Final = 18
 _AXIS: Final = 24
-_MAX_SPANS: Final = 2000
 _MAX_ROWS: Final = 15
 _COLUMNS: Final = ("marker", "count", "total", "mean", "longest", "of the cell")
 _MAX_DEPTH: Final = 12
-_MAX_TRACKS: Final = 24
 _CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
 
 
@@ -125,9 +123,9 @@ def timeline_svg(spans: Sequence[Span], title: str) -> str:
     tracks: dict[Track, list[Span]] = {}
     for span in spans:
         tracks.setdefault(span.track, []).append(span)
-    rows = sorted(tracks.values(), key=lambda each: (each[0].track.sort_index, each[0].start_ns))[:_MAX_TRACKS]
+    rows = sorted(tracks.values(), key=lambda each: (each[0].track.sort_index, each[0].start_ns))[:24]
     fitting = [span for row in rows for span in row if span.depth < _MAX_DEPTH]
-    drawn = set(map(id, sorted(fitting, key=lambda span: -span.duration_ns)[:_MAX_SPANS]))
+    drawn = set(map(id, sorted(fitting, key=lambda span: -span.duration_ns)[:2000]))
     start = min((span.start_ns for span in spans), default=0)
     length = max(1, max((span.end_ns for span in spans), default=0) - start)
     scale = (_WIDTH - _LABEL_WIDTH) / length

@@ -10,10 +10,7 @@ from tracekit.explain.text import shortened
 from tracekit.markup import visible
 from tracekit.wording import counted, rank_spans
 
-_LONGEST: Final = 60
-_LONGEST_WHOLE: Final = 300
 UNFOLDED_ROWS: Final = 24
-_MOST_SPANS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +18,7 @@ class Name:
     """A name from a trace. It is shown shortened, and isolated from the text around it."""
 
     full: str  # the name
-    width: int = _LONGEST  # the number of letters that are shown
+    width: int = 60  # the number of letters that are shown
     stands_out: bool = True  # true if it is emphasized
 
     @property
@@ -32,7 +29,7 @@ class Name:
     @property
     def whole(self) -> str:
         """The tooltip; empty if the name is not shortened."""
-        return "" if len(self.full) <= self.width else shortened(visible(self.full), _LONGEST_WHOLE)
+        return "" if len(self.full) <= self.width else shortened(visible(self.full), 300)
 
 
 Words: TypeAlias = "str | Name | Sequence[str | Name]"
@@ -94,4 +91,4 @@ def more(count: int, word: str, where: str = ": see tracekit summary --json") ->
 
 def which_ranks(ranks: Sequence[int]) -> str:
     """Return "rank 3" or "ranks 0–2, 5"; of many, the first few and how many there are."""
-    return rank_spans(ranks, dash="–", most=_MOST_SPANS)
+    return rank_spans(ranks, dash="–", most=8)

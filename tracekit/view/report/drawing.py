@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 CATEGORIES: Final = ("#7cc0ee", "#f0ac3c", "#55c2a0", "#e3a6cb", "#ece069", "#f1946a", "#8fa9e6", "#c9b18f")
 LINE_PX: Final = 20
 """From a line of text to the next."""
-_MOST_WORDS: Final = 1500
 
 
 def cut(text: str, most: int) -> str:
@@ -44,7 +43,7 @@ class Drawing:
         height = f"{self.top + 2:.0f}"
         return (
             f'<svg class="tk-plot{" tk-wide" if self._wide else ""}" xmlns="http://www.w3.org/2000/svg" role="img" width="100%" '
-            f'height="{height}"><title>{plain(cut(self._title, 200))}</title><desc>{plain(cut(self._about, _MOST_WORDS))}</desc>'
+            f'height="{height}"><title>{plain(cut(self._title, 200))}</title><desc>{plain(cut(self._about, 1500))}</desc>'
             f"{''.join(self._parts)}</svg>"
         )
 

@@ -14,7 +14,6 @@ DIVERGING_LEVELS: Final = 9
 """The shades of the style sheet: from little to much, and from less over alike to more."""
 MOST_ROWS: Final = 64
 MOST_COLUMNS: Final = 250
-_MOST_TIPS: Final = 1000
 _LABEL_PX: Final = 14
 _LEAST_SPAN: Final = 0.1
 _LEAST: Final = 1e-9
@@ -73,7 +72,7 @@ def heat_map(
                 kind="tk-soft",
                 shift=-8,
             )
-    single = width * len(cells) <= _MOST_TIPS
+    single = width * len(cells) <= 1000
     for y, (label, row) in enumerate(zip(row_labels, cells, strict=True)):
         for x, value in enumerate(row if single else ()):
             told = "nothing recorded" if value is None else words(value, units)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _MUCH_UNRECORDED: Final = 0.2
 _GOOD_ERROR_NS: Final = 1_000_000
-_MOST_CHARACTERS: Final = 120
-_MOST_TOLD: Final = 4
 
 
 def answers(report: RunReport) -> list[Answer]:
@@ -153,7 +151,7 @@ def report_page(report: RunReport, title: str | None = None) -> str:
         )
     ]
     values = {
-        "title": shortened(title or _title(report), _MOST_CHARACTERS),
+        "title": shortened(title or _title(report), 120),
         "about": _about(report),
         "style": style,
         "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
@@ -180,7 +178,7 @@ def _about(report: RunReport) -> list[str | Name]:
     if report.world_size is not None and report.world_size != len(summary.ranks):
         ranks += f" of {report.world_size:,}"
     parts.append(f"{ranks} · ")
-    if 0 < len(report.hosts) <= _MOST_TOLD:
+    if 0 < len(report.hosts) <= 4:
         for host in report.hosts:
             parts += [Name(host, 32), " · "]
     elif report.hosts:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _MOST_POINTS: Final = 300  # of one line; as many as a screen has room for
 _HEIGHT: Final = 220
 _WIDE: Final = 1000
-_LOG_FROM: Final = 8
-_PEAK: Final = 1.5
 _BAR: Final = 26
 _LETTER_PERCENT: Final = 3.5
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -35,7 +33,7 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
     slowest = max(shown, key=lambda point: point.slowest_ns)
     middle = sorted(point.median_ns for point in shown)[len(shown) // 2]
     lowest = min(point.fastest_ns for point in shown)
-    log = lowest > 0 and slowest.slowest_ns > _LOG_FROM * middle
+    log = lowest > 0 and slowest.slowest_ns > 8 * middle
     scale = axis(lowest if log else 0, slowest.slowest_ns, TIMES, log=log)
     together = len(shown) < len(points)
     banded = ranks > 1 or together
@@ -68,7 +66,7 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
         drawing.box(
             100 * at / len(shown), drawing.top, 100 / len(shown), _HEIGHT, "tk-tip", tip=_step_tip(point, ranks)
         )
-    if slowest.slowest_ns > _PEAK * sorted(point.slowest_ns for point in shown)[len(shown) // 2]:
+    if slowest.slowest_ns > 1.5 * sorted(point.slowest_ns for point in shown)[len(shown) // 2]:
         x, y = place(shown.index(slowest), slowest.slowest_ns)
         anchor, shift = ("start", 8) if x < _WIDE / 2 else ("end", -8)
         where = f", rank {slowest.slowest_rank:,}" if ranks > 1 else ""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tracekit.explain.stragglers_results import CollectiveReport, Straggler
     from tracekit.explain.summary_results import RankSummary
 
-_MOST_STEP_ROWS: Final = 100
 _MOST_RANK_ROWS: Final = 64
 _MOST_STAGES: Final = 24
 _MOST_BARS: Final = 12
@@ -49,7 +48,7 @@ def step_section(report: RunReport) -> Section:
             f"{point.slowest_rank:,}",
             f"{point.slowest_step:,}",
         )
-        for point in reduced_steps(report.points, _MOST_STEP_ROWS)
+        for point in reduced_steps(report.points, 100)
     ]
     table = Table("Step times, as plotted", ("step", "median", "fastest", "slowest", "on rank", "in step"), rows)
     svg = step_time_plot(report.points, ranks=len(timed))

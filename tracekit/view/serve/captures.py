@@ -20,13 +20,10 @@ from tracekit.errors import StorageError, TracekitError
 RUNNING: Final = "running"
 ENDED: Final = "ended"
 
-_LOOK_S: Final = 0.1
 _PATIENCE_S: Final = 30.0
 _END_S: Final = 5.0
 _MAX_AT_ONCE: Final = 8
-_MAX_KEPT: Final = 20
 _MAX_FOLDERS: Final = 20_000
-_MAX_DEPTH: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ def listening_runs(root: Path) -> list[ListeningRun]:
     found = []
     for place, folders, _ in islice(os.walk(root), _MAX_FOLDERS):
         depth = len(Path(place).relative_to(root).parts)
-        folders[:] = [name for name in folders if not name.startswith(".")] if depth < _MAX_DEPTH else []
+        folders[:] = [name for name in folders if not name.startswith(".")] if depth < 12 else []
         if RANKS in folders:
             with contextlib.suppress(OSError):
                 run = _listening_run(Path(place, RANKS))
@@ -130,7 +127,7 @@ class Captures:
             self._threads = [*(other for other in self._threads if other.is_alive()), thread]
             captures = self._of_run.setdefault(run_id, [])
             captures.append(capture)
-            del captures[:-_MAX_KEPT]
+            del captures[:-20]
             return capture
 
     def close(self) -> None:
@@ -163,7 +160,7 @@ class Captures:
                 coordinator.poll()
                 self._replace(run_id, replace(capture, doing=progress_words(coordinator)))
                 # A folder that is slow to read is looked at less often.
-                if not coordinator.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
+                if not coordinator.finished and self._closing.wait(0.1 + 2 * (time.monotonic() - began_s)):
                     problem = "it was not followed to its end; the ranks have gone on"
                     break
             else:

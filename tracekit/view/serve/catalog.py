@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _FRESH_S: Final = 1.0
 _FOLLOWED_S: Final = 60.0
 _LISTED_S: Final = 5.0
-_MAX_LISTED: Final = 64
 _NEVER_S: Final = -float(1 << 62)
 
 
@@ -91,7 +90,7 @@ class Catalog:
             return known[1]
         found = self._inputs(run)
         if self.remote:
-            self._listed = {**dict(list(self._listed.items())[-_MAX_LISTED:]), run.id: (time.monotonic(), found)}
+            self._listed = {**dict(list(self._listed.items())[-64:]), run.id: (time.monotonic(), found)}
         return found
 
     def _inputs(self, run: Run) -> Inputs:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tracekit.explain.summary_results import TraceSummary
     from tracekit.view.report.content import Figure, Table
 
-_MOST_ROWS: Final = 20
 _MOST_STRAGGLERS: Final = 5
 
 
@@ -46,7 +45,7 @@ def explain(inputs: Sequence[str], *, progress: Callable[[float, str], None]) ->
 
 def compare(first: Sequence[str], second: Sequence[str], *, progress: Callable[[float, str], None]) -> tuple[str, ...]:
     """Say what changed from one run to another, in the words of ``tracekit diff``; see `diff_traces`."""
-    return tuple(diff_lines(diff_traces(list(first), list(second), progress=progress), _MOST_ROWS))
+    return tuple(diff_lines(diff_traces(list(first), list(second), progress=progress), 20))
 
 
 def _sentences(summary: TraceSummary, report: StragglerReport) -> Iterator[str]:

@@ -27,7 +27,6 @@ FAILED: Final = "failed"
 _MAX_KEPT: Final = 256
 _MAX_WAITING: Final = 32
 _MAX_S: Final = 3600.0
-_REPORT_S: Final = 0.1
 _END_S: Final = 5.0
 
 
@@ -162,7 +161,7 @@ def _work(connection: Connection, function: Callable[..., Any], arguments: tuple
 
     def progress(share: float, doing: str) -> None:
         nonlocal sent_s
-        if time.monotonic() - sent_s >= _REPORT_S:
+        if time.monotonic() - sent_s >= 0.1:
             sent_s = time.monotonic()
             connection.send(("progress", min(1.0, max(0.0, share)), doing))
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _ORDER: Final = ("recording", "listening", "finished", "cut", "lost")
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_MAX_SLUG: Final = 60
 PER_PAGE: Final = 200
 ORDERS: Final = {"newest": "newest", "name": "name", "step_time": "step time", "step": "last step", "size": "size"}
 """The orders of the list, and their names on the page."""
@@ -182,7 +181,7 @@ def folder_run(folder: str, name: str, traces: Sequence[tuple[Entry, OtherTrace]
 
 
 def _run(name: str, run_id: str, folder: str, rows: Sequence[RankRow], counts: Counter[str], **values: Any) -> Run:
-    slug = _UNFIT.sub("-", name).strip("-.")[:_MAX_SLUG]
+    slug = _UNFIT.sub("-", name).strip("-.")[:60]
     digest = hashlib.sha256(f"{run_id}\0{folder}".encode("utf-8", "replace")).hexdigest()[:8]
     return Run(
         id=f"{slug}-{digest}" if slug else digest,

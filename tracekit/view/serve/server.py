@@ -18,8 +18,6 @@ from tracekit.errors import StorageError
 PORT: Final = 8931
 
 _HEAD_S: Final = 10.0
-_MAX_CONNECTIONS: Final = 256
-_MAX_HEAD_BYTES: Final = 16 << 10
 _END_S: Final = 3
 _STATE: Final = "tracekit.deadline"
 
@@ -69,10 +67,10 @@ def make_server(application: Any) -> uvicorn.Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=_MAX_CONNECTIONS,
+        limit_concurrency=256,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_END_S,
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        h11_max_incomplete_event_size=16 << 10,
     )
     return uvicorn.Server(config)
 

@@ -30,11 +30,8 @@ _UNASKED_BYTES: Final = 1_000_000_000
 _UNASKED_REMOTE_BYTES: Final = 32_000_000
 _FRESH_NS: Final = 60_000_000_000
 """How long the summary of a run that goes on is shown before it is made again."""
-_MAX_SUMMARIES: Final = 64
-_MAX_OTHERS: Final = 200
 _MAX_RANKS: Final = 256
 _MAX_TRACK: Final = 200
-_MIN_SLOWER: Final = 0.02
 
 
 class MergedTrace(NamedTuple):
@@ -126,7 +123,7 @@ class Service:
             "summary_job": job,
             "busy": job is not None and job.state != FAILED,
             "notes": () if inputs is None else inputs.notes,
-            "others": others[:_MAX_OTHERS],
+            "others": others[:200],
             # The usual baseline is the run before.
             "baseline": next((one.id for one in others if one.start_s < found.start_s), ""),
             "tags": self.tags.all().get(found.id, ()),
@@ -139,7 +136,7 @@ class Service:
         with self._lock:
             before = self._summaries.pop(run.id, None)
             self._summaries[run.id] = _Summary(inputs.key, job, None if before is None else before.done)
-            if len(self._summaries) > _MAX_SUMMARIES:
+            if len(self._summaries) > 64:
                 del self._summaries[next(iter(self._summaries))]
         return job
 
@@ -266,7 +263,7 @@ def _sentences(run: Run) -> tuple[str, ...]:
         after = "" if run.step is None else f" after step {run.step:,}"
         found.append(f"{'Now' if run.lives else 'Last'}{after}: {names}, on {counted(count, 'rank')}.")
     slowest = run.watched.slowest
-    if slowest is not None and slowest.share >= _MIN_SLOWER:
+    if slowest is not None and slowest.share >= 0.02:
         where = f", most of it in {slowest.stage}" if slowest.stage else ""
         more = f"{duration(slowest.by_ns)} a step more than the median rank ({share(slowest.share)})"
         found.append(f"Lately rank {slowest.rank} takes longest for itself: {more}{where}.")

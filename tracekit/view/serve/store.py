@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _OWN: Final = re.compile(r"[0-9a-f]{32}\.json\.gz")
 MAX_TAGS: Final = 10
-_MAX_LETTERS: Final = 30
-_MAX_RUNS: Final = 10_000
 _SEPARATOR: Final = re.compile(r"[,\s]+")
 
 
@@ -121,12 +119,10 @@ class Tags:
 
     def set(self, run: str, text: str) -> None:
         """Replace the tags of a run by the words of a text, separated by commas or spaces; raise StorageError."""
-        words = dict.fromkeys(
-            word[:_MAX_LETTERS] for word in _SEPARATOR.split(text.strip()) if word.isprintable() and word
-        )
+        words = dict.fromkeys(word[:30] for word in _SEPARATOR.split(text.strip()) if word.isprintable() and word)
         with self._lock:
             tags = {**self._tags, run: tuple(words)[:MAX_TAGS]}
-            kept = {name: own for name, own in list(tags.items())[-_MAX_RUNS:] if own}
+            kept = {name: own for name, own in list(tags.items())[-10_000:] if own}
             try:
                 with atomic_write(str(self._path)) as file:
                     file.write(json.dumps(kept).encode())
