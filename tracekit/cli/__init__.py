@@ -85,15 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         # argparse raises it after --help and after a usage error.
         return stop.code if isinstance(stop.code, int) else USAGE
-    except CommandError as error:
-        _complain(message_of(error))
-        return error.exit_code
-    except ConfigError as error:
-        _complain(message_of(error))
-        return USAGE
     except TracekitError as error:
         _complain(message_of(error))
-        return FAILED
+        return (
+            error.exit_code if isinstance(error, CommandError) else USAGE if isinstance(error, ConfigError) else FAILED
+        )
     except KeyboardInterrupt:
         _complain("interrupted; nothing was left half done")
         return _INTERRUPTED

@@ -233,22 +233,14 @@ def _print_files(files: list[str], args: argparse.Namespace) -> None:
 
 def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
     rows = []
-    for rank, status in sorted(folder.statuses().items()):
-        gone = not status.listening or is_gone(status)
+    for _, status in sorted(folder.statuses().items()):
         capture = status.capture
         rows.append(
             {
-                "rank": rank,
-                "world_size": status.world_size,
-                "run_id": status.run_id,
-                "host": status.host,
-                "pid": status.pid,
-                "attempt": status.attempt,
-                "listening": not gone,
+                **{name: getattr(status, name) for name in ("rank", "world_size", "run_id", "host", "pid", "attempt")},
+                "listening": status.listening and not is_gone(status),
                 "batch": status.batch,
-                "state": None if capture is None else capture.state,
-                "first_batch": None if capture is None else capture.first_batch,
-                "last_batch": None if capture is None else capture.last_batch,
+                **{name: getattr(capture, name, None) for name in ("state", "first_batch", "last_batch")},
                 "files": [] if capture is None else list(capture.files),
             }
         )

@@ -27,7 +27,7 @@ try:
     from mcp_types import ToolAnnotations
 except ImportError as error:
     raise MissingExtraError("mcp 2 or later", "mcp", "tracekit mcp") from error
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 if TYPE_CHECKING:
     from anyio.abc import Process
@@ -91,12 +91,14 @@ class AgentServer:
 
     def list_runs(self, search: str = "", page: int = 1) -> str:
         """List the runs: folders that hold traces, the newest first. ``search`` selects names that contain it."""
-        runs = sorted((run for run in self._runs() if search.lower() in run[1].lower()), reverse=True)
+        named = [(run, self._name(run.path)) for folder in self._folders for run in find_runs(folder)]
+        runs = sorted(((run, name) for run, name in named if search.lower() in name.lower()), reverse=True)
         if not runs:
             return f"no run{f' with {search!r} in its name' if search else ''} in {', '.join(map(str, self._folders))}"
         lines = [
-            f"{_utc(modified_s)}  {files:5d} files  {size / 1e6:10.1f} MB  {name}"
-            for modified_s, name, files, size in runs
+            f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(run.modified_s))}  {run.files:5d} files  "
+            f"{run.size_bytes / 1e6:10.1f} MB  {name}"
+            for run, name in runs
         ]
         return _page("\n".join(lines), page)
 
@@ -138,12 +140,6 @@ class AgentServer:
 
     # ---- how they do it -------------------------------------------------------------------------------------------------
 
-    def _runs(self) -> Iterator[tuple[float, str, int, int]]:
-        """Yield the time of the last write to each run (s since the epoch), its name, number of files and size in bytes."""
-        for folder in self._folders:
-            for run in find_runs(folder):
-                yield run.modified_s, self._name(run.path), run.files, run.size_bytes
-
     def _name(self, path: Path) -> str:
         """Return the path below the only folder; else the whole path."""
         folder = self._folders[0]
@@ -153,19 +149,19 @@ class AgentServer:
         """Return the path of a run or trace; raise ToolError if it does not exist, or is outside the folders."""
         for folder in self._folders:
             path = (folder / name).resolve()
-            if not any(path.is_relative_to(allowed) for allowed in self._folders):
-                continue
-            if path.exists():
-                self._refuse_way_out(path)
+            if self._holds(path) and path.exists():
+                # A command would follow a link to the outside.
+                for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
+                    if not self._holds(link.resolve()):
+                        raise ToolError(
+                            f"{link}: this link leads out of the folders that may be read; name another run"
+                        )
                 return str(path)
         folders = ", ".join(map(str, self._folders))
         raise ToolError(f"{name}: there is no such run or trace in {folders}; list_runs shows those that are")
 
-    def _refuse_way_out(self, path: Path) -> None:
-        """Refuse a folder with a link to the outside: a command would follow it."""
-        for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
-            if not any(link.resolve().is_relative_to(allowed) for allowed in self._folders):
-                raise ToolError(f"{link}: this link leads out of the folders that may be read; name another run")
+    def _holds(self, path: Path) -> bool:
+        return any(path.is_relative_to(allowed) for allowed in self._folders)
 
     async def _command(self, *arguments: str) -> str:
         """Return what a command prints; raise ToolError with its message if it failed, or took too long."""
@@ -228,7 +224,3 @@ async def _first_document(process: Process) -> str:
 def _end(process: Process) -> None:
     if process.returncode is None:
         process.terminate()
-
-
-def _utc(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_s))

@@ -88,23 +88,18 @@ class Catalog:
         known = self._listed.get(run.id)
         if known is not None and time.monotonic() - known[0] < _LISTED_S:
             return known[1]
-        found = self._inputs(run)
+        if run.shared or not run.folder:
+            found = self.inputs_of(run.files, ("other runs lie in the same folder: only its own files are taken",))
+        elif self.remote:
+            found = _inputs((run.folder,), open_place(run.folder).entries())
+        elif all(map(self.holds, traces := trace_files(run.folder, flight_dumps=True))):
+            # Name the folder: its merge skips other files and duplicates.
+            found = _inputs((run.folder,), _entries(traces))
+        else:
+            found = self.inputs_of(run.files, ("links that lead to other folders are not followed",))
         if self.remote:
             self._listed = {**dict(list(self._listed.items())[-64:]), run.id: (time.monotonic(), found)}
         return found
-
-    def _inputs(self, run: Run) -> Inputs:
-        if run.shared or not run.folder:
-            return self.inputs_of(run.files, ("other runs lie in the same folder: only its own files are taken",))
-        if self.remote:
-            entries = open_place(run.folder).entries()
-        else:
-            traces = trace_files(run.folder, flight_dumps=True)
-            if not all(map(self.holds, traces)):
-                return self.inputs_of(run.files, ("links that lead to other folders are not followed",))
-            entries = _entries(traces)
-        # Name the folder: its merge skips other files and duplicates.
-        return _inputs((run.folder,), entries)
 
     def inputs_of(self, files: Sequence[str], notes: tuple[str, ...] = ()) -> Inputs:
         """Return these files; those outside of the root are left out."""
