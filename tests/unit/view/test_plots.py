@@ -139,7 +139,7 @@ def test_slow_rank_among_ten_thousand_is_seen_and_grouping_told() -> None:
 
 
 def test_differences_are_told_from_the_middle() -> None:
-    root = parsed(heat([[-0.2, 0.0, 0.2]], units=PERCENTS, diverging=True))
+    root = parsed(heat([[-0.2, 0.0, 0.2]], diverging=True))
     assert [one.get("class") for one in root.iter(f"{NS}path")] == ["tk-cell tk-d0", "tk-cell tk-d4", "tk-cell tk-d8"]
 
 
@@ -329,7 +329,7 @@ def test_every_class_that_is_drawn_has_a_style() -> None:
     drawn = [
         step_time_plot(steps, ranks=2),
         heat([[1e6, 2e6, None]]),
-        heat([[-0.1, 0.0, 0.1]], units=PERCENTS, diverging=True, wide_labels=True),
+        heat([[-0.1, 0.0, 0.1]], diverging=True),
         stacked_bars([Bar("a", [1e6] * 20, 1e6)], list(map(str, range(20))), title="t"),
         line_plot(times([1, 2], [2, 3]), "x", title="t", units=NUMBERS),
     ]
@@ -345,7 +345,7 @@ def test_slow_rank_of_64_has_a_shade_of_its_own(stall: float) -> None:
     ranks = range(64)
     differences: list[list[float | None]] = [[random.gauss(0, 0.004) for _ in ranks] for _ in range(8)]
     differences[2][17] = 0.07
-    svg = heat(differences, units=PERCENTS, diverging=True)
+    svg = heat(differences, diverging=True)
     cells = {node.get("class"): node.get("d") for node in ET.fromstring(svg).iter(f"{NS}path")}
     assert cells["tk-cell tk-d8"] == f"M17 {2 * 22}h1v22h-1z"
     assert not {"tk-cell tk-d0", "tk-cell tk-d1", "tk-cell tk-d7"} & cells.keys()

@@ -55,8 +55,10 @@ class ProgressTracker:
         self._count = 0  # slices of all threads
         self._newest: Step | None = None  # its stages do not count yet
         self._is_partial = False  # the start of the next step is unknown
-        # The duration of each counted step, and the stages of each thread in it.
-        self._counted: deque[tuple[int, list[dict[tuple[str, bool], int]]]] = deque(maxlen=_RECENT_STEPS)
+        # The duration of each counted step, and the threads with stages in it.
+        self._counted: deque[tuple[int, list[tuple[_Thread, dict[tuple[str, bool], int]]]]] = deque(
+            maxlen=_RECENT_STEPS
+        )
         self._moment: Any = UNSET
         self._steps: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._last_two: deque[Step] = deque(maxlen=2)
@@ -203,11 +205,14 @@ class ProgressTracker:
 
     def _count_stages(self, step: Step) -> None:
         end_ns = step.start_ns + step.duration_ns
-        stages = [step_stages(thread.slices, step.start_ns, end_ns) for thread in self._threads]
-        self._counted.append((step.duration_ns, stages))
-        for thread, found in zip(self._threads, stages, strict=True):
+        stages = []
+        for thread in self._threads:
+            found = step_stages(thread.slices, step.start_ns, end_ns)
             thread.slices = [slice_ for slice_ in thread.slices if -slice_[1] > end_ns]
             thread.covered_ns += sum(found.values())
+            if found:
+                stages.append((thread, found))
+        self._counted.append((step.duration_ns, stages))
         self._count = sum(len(thread.slices) for thread in self._threads)
 
     # Results.
@@ -225,12 +230,12 @@ class ProgressTracker:
         if self._last_two:
             batch = max(batch or 0, self._last_two[-1].number + 1)
         # The training thread; before any stage, that with most open slices.
-        at = max(range(len(self._threads)), key=self._rank_of_thread, default=0)
-        open_slices = self._threads[at].open.slices if self._threads else []
+        training = max(self._threads, key=lambda own: (own.covered_ns, len(own.open)), default=_Thread())
         counted_ns = sum(duration_ns for duration_ns, _ in self._counted)
         sums: Counter[tuple[str, bool]] = Counter()
-        for _, threads in self._counted:
-            sums.update(threads[at] if at < len(threads) else {})
+        for thread, found in (own for _, stages in self._counted for own in stages):
+            if thread is training:
+                sums.update(found)
         stages = [
             StageTime(name=name, total_ns=total_ns, share=total_ns / counted_ns, waiting=waits)
             for (name, waits), total_ns in sums.items()
@@ -253,11 +258,8 @@ class ProgressTracker:
             "stages": tuple(sorted(stages, key=lambda stage: (-stage.total_ns, stage.name))),
             "staged_ns": counted_ns if stages else 0,
             "waiting_ns": waiting_ns,
-            "doing": tuple(name for _, name in open_slices[:8]),
+            "doing": tuple(name for _, name in training.open.slices[:8]),
             "evaluating": any(name in _EVALUATIONS for own in self._threads for _, name in own.open.slices),
             "evaluations": self._evaluations,
             "counters": dict(self._counters),
         }
-
-    def _rank_of_thread(self, at: int) -> tuple[int, int]:
-        return self._threads[at].covered_ns, len(self._threads[at].open)

@@ -56,6 +56,10 @@ class Drawing:
         ends = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self._parts.append(f'<text x="{_short(x_percent)}%" y="{_short(y)}"{move}{ends}{class_}>{plain(words)}</text>')
 
+    def label(self, y: float, words: str) -> None:
+        """Write words to the left of the drawing."""
+        self.text(0, y, words, anchor="end", kind="tk-soft", shift=-8)
+
     def box(
         self,
         x_percent: float,
@@ -91,12 +95,12 @@ class Drawing:
         for value, label in axis.ticks:
             y = self.top + height * (1 - axis.at(value))
             self._parts.append(f'<line x2="100%" y1="{_short(y)}" y2="{_short(y)}" class="tk-grid"/>')
-            self.text(0, y + 4, label, anchor="end", kind="tk-soft", shift=-8)
+            self.label(y + 4, label)
 
     def ticks(self, ticks: Sequence[tuple[float, str]], name: str) -> None:
         """Write the labels of the horizontal scale, each with its share of the width, and its name; moves on."""
         y = self.top + 19
-        self.text(0, y, name, anchor="end", kind="tk-soft", shift=-8)
+        self.label(y, name)
         for share, label in ticks:
             anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
             self.text(100 * share, y, label, anchor=anchor, kind="tk-soft")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from tracekit.explain.text import shortened
-from tracekit.view.report.axes import TIMES, Units, round_ticks, words
+from tracekit.view.report.axes import PERCENTS, TIMES, Units, round_ticks, words
 from tracekit.view.report.drawing import Drawing, cut
 
 LEVELS: Final = 8
@@ -32,9 +32,7 @@ def heat_map(
     column_name: str,  # of one, such as "step"
     title: str,
     about: str,  # for screen readers
-    units: Units = TIMES,  # of the values
-    diverging: bool = False,  # for values around 0, which is the middle of the shades
-    wide_labels: bool = False,  # the names of rows need more room than a number
+    diverging: bool = False,  # shares around 0, which is the middle of the shades, of rows with names; else times of numbers
 ) -> str:
     """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values."""
     cells, by_rows = _grouped(values, MOST_ROWS)
@@ -46,13 +44,13 @@ def heat_map(
         for size, name in ((by_rows, row_name), (by_columns, column_name))
         if size > 1
     ]
-    drawing = Drawing(title, " ".join([about, *grouped]), wide_labels=wide_labels)
+    drawing = Drawing(title, " ".join([about, *grouped]), wide_labels=diverging)
     row_labels = [_together(rows, at, by_rows) for at in range(len(cells))]
     column_labels = [_together(columns, at, by_columns) for at in range(len(cells[0]))]
     limits = _limits_around_zero(known) if diverging else _limits(known)
-    shade = "d" if diverging else "s"
+    shade, units = ("d", PERCENTS) if diverging else ("s", TIMES)
     width, pixel = len(cells[0]), _row_height(len(cells))
-    drawing.text(0, drawing.top + 10, row_name, anchor="end", kind="tk-soft", shift=-8)
+    drawing.label(drawing.top + 10, row_name)
     drawing.top += 18
     paths: dict[str, list[str]] = {}
     for y, row in enumerate(cells):
@@ -64,14 +62,8 @@ def heat_map(
     every = -(-_LABEL_PX // pixel)
     for y, label in enumerate(row_labels):
         if not y % every:
-            drawing.text(
-                0,
-                drawing.top + y * pixel + min(pixel, _LABEL_PX) / 2 + 4,
-                shortened(cut(label, 500), 18 if wide_labels else 9),
-                anchor="end",
-                kind="tk-soft",
-                shift=-8,
-            )
+            shown = shortened(cut(label, 500), 18 if diverging else 9)
+            drawing.label(drawing.top + y * pixel + min(pixel, _LABEL_PX) / 2 + 4, shown)
     single = width * len(cells) <= 1000
     for y, (label, row) in enumerate(zip(row_labels, cells, strict=True)):
         for x, value in enumerate(row if single else ()):

@@ -168,7 +168,7 @@ def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest:
     about = f"{first.label}: " + ", ".join(f"{cut(name, 60)} {words(values[0], TIMES)}" for _, _, name, values in parts)
     drawing = Drawing(title, about)
     for at, bar in enumerate(bars):
-        drawing.text(0, drawing.top + _BAR / 2 + 4, cut(bar.label, 9), anchor="end", kind="tk-soft", shift=-8)
+        drawing.label(drawing.top + _BAR / 2 + 4, cut(bar.label, 9))
         x = 0.0
         for kind, letter, name, values in parts:
             width = 100 * values[at] / whole

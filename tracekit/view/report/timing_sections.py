@@ -10,7 +10,6 @@ from tracekit.explain.cells import member_cells, spread_words, step_cells
 from tracekit.explain.step_times import reduced_steps
 from tracekit.explain.stragglers_text import negative_sentence, outlier_parts
 from tracekit.explain.text import certainty, duration, share
-from tracekit.view.report.axes import PERCENTS
 from tracekit.view.report.content import Figure, Name, Section, Table, more
 from tracekit.view.report.heat_map import heat_map
 from tracekit.view.report.plots import Bar, stacked_bars, step_time_plot
@@ -129,9 +128,7 @@ def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
         column_name="rank",
         title=title,
         about="As a share of a step; more than 0 is longer than on the median rank.",
-        units=PERCENTS,
         diverging=True,
-        wide_labels=True,
     )
     table = Table("Time of each stage in a step", head, rows, more(len(means) - len(shown), "shorter stage"))
     return Figure(f"{title}, as a share of a step", svg, table)
