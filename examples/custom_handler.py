@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence  # noqa: TC003 - an example is read, not type-checked
+from collections.abc import Sequence
 
 from tracekit import Profiler, Timestamp, TraceHandler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence  # noqa: TC003 - an example is read, not type-checked
+from collections.abc import Sequence
 from pathlib import Path
 
 from tracekit import ProfilerAction, Recording, Source, Timestamp, TraceHandler

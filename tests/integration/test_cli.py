@@ -22,7 +22,7 @@ from tests.merged_tables import inputs
 from tracekit import JSONTraceHandler, Profiler, merge_traces
 from tracekit.check.validation import validate_file
 from tracekit.cli import VERBS
-from tracekit.cli.progress import ProgressBar
+from tracekit.cli.terminal import ProgressBar
 from tracekit.errors import StorageError
 from tracekit.storage import refuse_existing
 from tracekit.view.open.prepare import prepare

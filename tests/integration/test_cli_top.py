@@ -28,7 +28,7 @@ from tracekit.cli import main
 from tracekit.cli import top as verb
 from tracekit.testing import FakeClock
 from tracekit.view.live import Watch
-from tracekit.view.live.processes import Machine
+from tracekit.view.live.files import Machine
 from tracekit.view.live.screen import run_table
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ def test_runs_are_listed_with_their_states_searched_filtered_and_paged(
 
     assert "1 of 3 runs" in server.get("/?q=CUT").text
     assert "No run is like that" in server.get("/?q=nothing").text
-    monkeypatch.setattr("tracekit.view.serve.run_list.PER_PAGE", 2)
+    monkeypatch.setattr("tracekit.view.serve.runs.PER_PAGE", 2)
     first = server.get("/?order=name")
     assert listed(first.text) == ["broken", "good"]
     assert listed(server.get(html.unescape(first.link(r"/\?order=name&amp;page=2"))).text) == ["team/cut"]

@@ -108,10 +108,10 @@ DOORS = {
     "orjson": {"tracekit.formats.chrome_writer"},
     "perfetto": {"tracekit.view.query"},
     "psutil": {"tracekit.sources.system"},
-    "pyarrow": {"tracekit.view.tables"},
+    "pyarrow": {"tracekit.view.query"},
     "pynvml": {"tracekit.sources.gpu"},
     "pytorch_lightning": {"tracekit.integrations.lightning.framework"},
-    "rich": {"tracekit.cli.progress", "tracekit.cli.terminal", "tracekit.cli.top"},
+    "rich": {"tracekit.cli.terminal", "tracekit.cli.top"},
     "shtab": {"tracekit.cli.completion"},
     "starlette": {"tracekit.view.serve.app", "tracekit.view.serve.security"},
     # Part of Python from 3.11 on; tomli takes its place before.

@@ -12,7 +12,8 @@ import importlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
+from collections.abc import Collection, Sequence
+from typing import Final, NoReturn, Protocol, cast
 
 from tracekit.arguments import is_set
 from tracekit.cli.named_runs import with_named_runs
@@ -21,9 +22,6 @@ from tracekit.cli.terminal import FAILED, USAGE, complain, message_of
 from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.version import __version__
 from tracekit.wording import suggestion
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
 
 __all__ = ["Parser", "Verb", "entry_point", "main", "make_parser"]
 
@@ -79,8 +77,7 @@ class Verb(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code. Print one sentence to standard error for each failure.
 
-    Args:
-        argv: The arguments after the program's name. None means the arguments of the process.
+    None stands for the arguments of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -88,15 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         # argparse raises it after --help and after a usage error.
         return stop.code if isinstance(stop.code, int) else USAGE
-    except CommandError as error:
-        _complain(message_of(error))
-        return error.exit_code
-    except ConfigError as error:
-        _complain(message_of(error))
-        return USAGE
     except TracekitError as error:
         _complain(message_of(error))
-        return FAILED
+        return (
+            error.exit_code if isinstance(error, CommandError) else USAGE if isinstance(error, ConfigError) else FAILED
+        )
     except KeyboardInterrupt:
         _complain("interrupted; nothing was left half done")
         return _INTERRUPTED
@@ -158,11 +151,7 @@ class _VerbFormatter(argparse.HelpFormatter):
 
 
 def make_parser(loaded: Collection[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser of the command line, and the parser of each verb.
-
-    Args:
-        loaded: The verbs to add arguments for. This loads their modules, which takes time.
-    """
+    """Return the parser of the command line, and the parser of each verb. The modules of the verbs ``loaded`` are imported."""
     parser = Parser(prog="tracekit", description="Record, merge and check traces of ML training.", allow_abbrev=False)
     parser.formatter_class = _VerbFormatter
     parser.epilog = (

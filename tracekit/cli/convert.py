@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option
-from tracekit.cli.terminal import USAGE, print_merge
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_args_option, add_option
+from tracekit.cli.terminal import ProgressBar, print_merge
+from tracekit.errors import ConfigError
 from tracekit.merge import merge_traces
 from tracekit.merge.engine import ARCHIVES
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit convert``."""
     parser.add_argument(
         "input",
         type=resolve_path,
@@ -31,10 +26,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="OUTPUT",
         help="the file or URL to write: .json or .pftrace, with .gz after it packed",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="replace the output if it exists")
+    add_option(parser, "-f --force", "replace the output if it exists")
     add_args_option(parser)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
+    add_option(parser, "--json", "print the report as JSON")
+    add_option(parser, "-q --quiet", "print problems only")
     parser.epilog = (
         "Processes have the numbers that a merge gives them, and what is broken is repaired as in a merge. Exit code: 0 done, "
         "1 failed and nothing written, 2 wrong usage, 3 written, but events were lost."
@@ -42,9 +37,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit convert``; return its exit code."""
     if args.output.endswith(ARCHIVES):
-        raise CommandError(f"{args.output}: an archive is made of several traces, by tracekit merge", USAGE)
+        raise ConfigError(f"{args.output}: an archive is made of several traces, by tracekit merge")
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(
             args.output, [args.input], overwrite=args.force, args=args.event_args, progress=bar.update

@@ -7,10 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_common, keeps_cache, or_zero, percentage, positive
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_answer, print_json, print_lines
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_common, add_option, keeps_cache, or_zero, percentage, positive
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json, print_lines
+from tracekit.errors import CommandError, ConfigError
 from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit diff``."""
     parser.add_argument(
         "before",
         type=resolve_path,
@@ -37,47 +35,38 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="further earlier runs, after the later one: tracekit diff AFTER --baseline A B C; their variation widens the limits",
     )
-    parser.add_argument("--rank-a", type=or_zero(positive), metavar="N", help="only this rank of the earlier runs")
-    parser.add_argument("--rank-b", type=or_zero(positive), metavar="N", help="only this rank of the later run")
-    parser.add_argument(
-        "--fail-above",
+    add_option(parser, "--rank-a N", "only this rank of the earlier runs", type=or_zero(positive))
+    add_option(parser, "--rank-b N", "only this rank of the later run", type=or_zero(positive))
+    add_option(
+        parser,
+        "--fail-above SHARE",
+        "exit with 3 if the step became slower by more than this, such as 5%%, and slower at all with 99%% confidence",
         type=percentage,
-        metavar="SHARE",
-        help="exit with 3 if the step became slower by more than this, such as 5%%, and slower at all with 99%% confidence",
     )
-    parser.add_argument(
-        "--fail-stage",
+    add_option(
+        parser,
+        "--fail-stage NAME:SHARE",
+        "the same for the time of a marker, such as forward:5%%; may be repeated",
         type=_stage_gate,
-        metavar="NAME:SHARE",
-        action="append",
-        default=[],
-        help="the same for the time of a marker, such as forward:5%%; may be repeated",
+        repeated=True,
     )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="also exit with 3 if the noise hides a slow-down of --fail-above or --fail-stage",
-    )
-    parser.add_argument(
-        "--at-least",
+    add_option(parser, "--strict", "also exit with 3 if the noise hides a slow-down of --fail-above or --fail-stage")
+    add_option(
+        parser,
+        "--at-least SHARE",
+        "smallest change to report, as a share of the step (default: 2%%)",
         type=percentage,
         default=MIN_SHARE,
-        metavar="SHARE",
-        help="smallest change to report, as a share of the step (default: 2%%)",
     )
-    parser.add_argument(
-        "--sure",
+    add_option(
+        parser,
+        "--sure SHARE",
+        "confidence required to report a change (default: 99%%)",
         type=percentage,
         default=CONFIDENCE,
-        metavar="SHARE",
-        help="confidence required to report a change (default: 99%%)",
     )
-    parser.add_argument(
-        "--top",
-        type=positive,
-        default=20,
-        metavar="N",
-        help="number of markers of each kind to show (default: %(default)s)",
+    add_option(
+        parser, "--top N", "number of markers of each kind to show (default: %(default)s)", type=positive, default=20
     )
     add_common(parser)
     parser.epilog = (
@@ -87,7 +76,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit diff``; return its exit code."""
     from tracekit.explain.diff import diff_traces
     from tracekit.explain.diff_results import diff_lines, gate_line
 
@@ -95,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     after = before.pop() if len(before) == 2 or (args.baseline and before) else None
     before += args.baseline
     if not before or (args.baseline and after is None):
-        raise CommandError("name the earlier and the later run: BEFORE AFTER, or AFTER --baseline A B C", USAGE)
+        raise ConfigError("name the earlier and the later run: BEFORE AFTER, or AFTER --baseline A B C")
     if after is None and (args.rank_a is None or args.rank_b in (None, args.rank_a)):
-        raise CommandError("name the later run, or two ranks of this one: --rank-a N --rank-b M", USAGE)
+        raise ConfigError("name the later run, or two ranks of this one: --rank-a N --rank-b M")
     with ProgressBar(enabled=True) as bar:
         diff = diff_traces(
             [before[0]],
@@ -126,11 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _gates(diff: TraceDiff, args: argparse.Namespace) -> list[tuple[str, float, Change]]:
-    """Return the option, the accepted share and the marker of each gate.
-
-    Raises:
-        CommandError: There is nothing to compare. A gate without a measurement must fail.
-    """
+    """Return the option, the accepted share and the marker of each gate; a gate without a measurement fails."""
     gates = []
     if args.fail_above is not None:
         if diff.step is None:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import zipfile
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.check.doctor import (
-    examine_clocks,
-    examine_environment,
-    examine_packages,
-    examine_place,
-    examine_rank,
-)
+from tracekit.check.doctor import examine_clocks, examine_environment, examine_packages, examine_place, examine_rank
 from tracekit.check.validation import validate_file
-from tracekit.cli.terminal import BAD, GOOD, OK, PROBLEMS, print_answer, print_json, print_lines
+from tracekit.cli.arguments import add_option
+from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.outbox.spool import default_root
 from tracekit.storage import atomic_write, basename, refuse_existing, without_secrets
 from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
 _COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "not_checked")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit doctor``."""
     parser.add_argument(
         "places",
         type=resolve_path,
@@ -41,20 +33,19 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help="folders and URLs that traces will be written to (default: this folder); writes a small file to each and "
         "removes it",
     )
-    parser.add_argument(
-        "--bundle",
-        type=resolve_path,
-        metavar="FILE",
-        help="also write a zip for a bug report: these findings, the versions of all packages, and the counts of tracekit "
+    add_option(
+        parser,
+        "--bundle FILE",
+        "also write a zip for a bug report: these findings, the versions of all packages, and the counts of tracekit "
         "validate for the traces in the places; it holds no event and no secret",
+        type=resolve_path,
     )
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
+    add_option(parser, "--json", "print what was found as JSON")
+    add_option(parser, "-q --quiet", "print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit doctor``; return its exit code."""
     if args.bundle is not None:
         refuse_existing(args.bundle)
     places = [*(args.places or ["."]), str(default_root())]
@@ -82,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(f"wrote {args.bundle}: attach it to the bug report")
     if not args.quiet:
         found = f"{counted(len(problems), 'problem')} found" if problems else "no problems found"
-        print_answer([found], style=BAD if problems else GOOD)
+        print_answer([found], style="bad" if problems else "good")
     return PROBLEMS if problems else OK
 
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
-from tracekit.cli.arguments import add_no_cache, add_traces, keeps_cache, positive
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, print_answer, print_json
-
-if TYPE_CHECKING:
-    import argparse
+from tracekit.cli.arguments import add_no_cache, add_option, add_traces, keeps_cache, positive
+from tracekit.cli.terminal import OK, ProgressBar, print_answer, print_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit gpu``."""
     add_traces(parser, "traces of torch.profiler or tracekit, merged or of single ranks: files, folders, globs or URLs")
-    parser.add_argument(
-        "--top",
-        type=positive,
-        default=10,
-        metavar="N",
-        help="number of kernels and collectives to show (default: %(default)s)",
+    add_option(
+        parser, "--top N", "number of kernels and collectives to show (default: %(default)s)", type=positive, default=10
     )
-    parser.add_argument("--per-rank", action="store_true", help="show each GPU and stream")
+    add_option(parser, "--per-rank", "show each GPU and stream")
     add_no_cache(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_option(parser, "--json", "print one JSON document")
     parser.epilog = "Exit code: 0 done, 1 failed, 2 wrong usage."
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit gpu``; return its exit code."""
     from tracekit.explain.gpu import explain_gpu
     from tracekit.explain.gpu_text import gpu_lines
     from tracekit.table.tables import EventTables

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import argparse
 
-from tracekit.cli.arguments import add_ui, chosen_ui, positive
+from tracekit.cli.arguments import add_option, add_ui, chosen_ui, positive
 from tracekit.cli.terminal import OK, PROBLEMS, complain, print_json, print_lines
-
-if TYPE_CHECKING:
-    import argparse
-
-_DAY_S: Final = 86_400
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit link``."""
     parser.add_argument("url", metavar="URL", help="a trace: s3://, gs://, hf://, https://, or another URL of fsspec")
-    parser.add_argument(
-        "--seconds",
+    add_option(
+        parser,
+        "--seconds N",
+        "how long the link works, where the storage can limit that (default: %(default)d)",
         type=positive,
-        default=_DAY_S,
-        metavar="N",
-        help="how long the link works, where the storage can limit that (default: %(default)d)",
+        default=86_400,
     )
     add_ui(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    add_option(parser, "--json", "print one JSON document")
     parser.epilog = (
         "Whoever has the link can read the trace. Nothing is uploaded or published. Exit code: 0 the link works, 1 failed, "
         "2 wrong usage, 3 the storage does not let the UI fetch the trace."
@@ -32,7 +26,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit link``; return its exit code."""
     from tracekit.view.link import trace_link
 
     link = trace_link(args.url, chosen_ui(args), args.seconds)

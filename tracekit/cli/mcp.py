@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.cli.arguments import local_path
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit mcp``."""
     parser.add_argument(
         "folders",
         type=local_path,
@@ -26,7 +22,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit mcp``; return its exit code."""
     from tracekit.view.mcp_server import AgentServer
 
     AgentServer(args.folders).run()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import check_service, resolve_path
-from tracekit.cli.arguments import add_log_to, add_output, add_traces, microseconds, positive, seconds
+from tracekit.cli.arguments import (
+    add_args_option,
+    add_log_to,
+    add_option,
+    add_output,
+    add_selection,
+    add_traces,
+    microseconds,
+    positive,
+    seconds,
+    selection_of,
+)
 from tracekit.cli.named_runs import find_run
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option, add_selection, selection_of
-from tracekit.cli.terminal import PROBLEMS, USAGE, complain, print_merge
-from tracekit.errors import CommandError, TracekitError
+from tracekit.cli.terminal import PROBLEMS, ProgressBar, complain, print_merge
+from tracekit.errors import CommandError, ConfigError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.align.placement import ALIGN
 from tracekit.merge.execute.executor import fitting_pool
@@ -21,7 +31,6 @@ from tracekit.storage import refuse_existing, without_secrets
 from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
-    import argparse
     from concurrent.futures import Executor
 
     from tracekit.traces.rank_ends import RankEnds
@@ -31,7 +40,6 @@ _OFFSET: Final = re.compile(r"(\d{1,9})=([+-]?\d{1,18})", re.ASCII)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit merge``."""
     add_traces(
         parser,
         "rank traces of tracekit, and traces of torch.profiler or other tools: files, folders, globs or URLs, in JSON, "
@@ -44,101 +52,94 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "archive of the inputs with a perfetto_manifest.json that places them, for Perfetto v58 and later (default: %(default)s)",
         default="merged.json.gz",
     )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="write nothing when an event would be lost, an input left out, or a clock assumed",
+    add_option(parser, "--strict", "write nothing when an event would be lost, an input left out, or a clock assumed")
+    add_option(
+        parser,
+        "--rank FILE=N",
+        "rank of an input that does not state its rank (repeat for several)",
+        repeated=True,
     )
-    parser.add_argument(
-        "--rank",
-        action="append",
-        default=[],
-        metavar="FILE=N",
-        help="rank of an input that does not state its rank (repeat for several)",
-    )
-    parser.add_argument(
-        "--workers",
+    add_option(
+        parser,
+        "--workers N",
+        "number of processes (default: one for each processor, at most 8; 1 for small inputs)",
         type=positive,
-        metavar="N",
-        help="number of processes (default: one for each processor, at most 8; 1 for small inputs)",
     )
-    parser.add_argument(
-        "--dask",
-        metavar="ADDRESS",
-        help="merge on a Dask cluster, for example tcp://host:8786; its workers must reach the inputs and the "
+    add_option(
+        parser,
+        "--dask ADDRESS",
+        "merge on a Dask cluster, for example tcp://host:8786; its workers must reach the inputs and the "
         "output by the same names, best on S3",
     )
     add_selection(parser, names=False)
     add_args_option(parser)
     clocks = parser.add_argument_group("clocks")
-    clocks.add_argument(
+    add_option(
+        clocks,
         "--align",
-        choices=ALIGN,
-        default="auto",
-        help="how the clocks of different hosts are compared: the exchanges of ClockSync, the ends of collectives in torch's "
+        "how the clocks of different hosts are compared: the exchanges of ClockSync, the ends of collectives in torch's "
         "traces, wall clocks that are trusted, or not at all (default: %(default)s: the best there is for each rank; of "
         "large traces it reads samples, collectives reads all)",
+        choices=ALIGN,
+        default="auto",
     )
-    clocks.add_argument(
-        "--offset",
-        action="append",
-        default=[],
-        metavar="RANK=NS",
-        help="add this many nanoseconds to the times of a rank instead (repeat for several)",
+    add_option(
+        clocks,
+        "--offset RANK=NS",
+        "add this many nanoseconds to the times of a rank instead (repeat for several)",
+        repeated=True,
     )
-    clocks.add_argument(
+    add_option(
+        clocks,
         "--collective-flows",
-        action="store_true",
-        help="add arrows between the members of each collective, from the first to come to the last, and how far apart they came",
+        "add arrows between the members of each collective, from the first to come to the last, and how far apart they came",
     )
-    clocks.add_argument(
-        "--snap-overlaps",
+    add_option(
+        clocks,
+        "--snap-overlaps US",
+        "if two slices of a GPU stream overlap by at most US microseconds, shorten the earlier one instead of moving one to "
+        "another track; 2.5 removes the clock noise of CUPTI (default: 0, times stay exact)",
         type=microseconds,
         default=0,
-        metavar="US",
-        help="if two slices of a GPU stream overlap by at most US microseconds, shorten the earlier one instead of moving one to "
-        "another track; 2.5 removes the clock noise of CUPTI (default: 0, times stay exact)",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--group-by",
+        "sort ranks by their place in tensor, data, pipeline or expert parallelism, or by node (default: by rank)",
         choices=GROUP_BY,
-        help="sort ranks by their place in tensor, data, pipeline or expert parallelism, or by node (default: by rank)",
     )
     waiting = parser.add_argument_group("waiting for the end of a run")
-    waiting.add_argument(
-        "--wait-for-ranks",
-        type=positive,
-        metavar="N",
-        help="wait until the rank traces of ranks 0 to N-1 have an end record and the torch traces that they name exist; "
+    add_option(
+        waiting,
+        "--wait-for-ranks N",
+        "wait until the rank traces of ranks 0 to N-1 have an end record and the torch traces that they name exist; "
         "INPUT must name rank traces, and the torch traces are merged with them",
+        type=positive,
     )
-    waiting.add_argument(
-        "--timeout",
+    add_option(
+        waiting,
+        "--timeout S",
+        f"wait for S seconds at most, then merge the existing traces; 0 looks once (default: {_DEFAULT_TIMEOUT_S:g})",
         type=seconds,
-        metavar="S",
-        help=f"wait for S seconds at most, then merge the existing traces; 0 looks once (default: {_DEFAULT_TIMEOUT_S:g})",
     )
-    waiting.add_argument("--run", metavar="ID", help="use only rank traces of this run; without INPUT, merge it")
-    waiting.add_argument(
-        "--window",
-        action="store_true",
-        help="wait until the rank traces of one recording window are closed, instead of for end records",
+    add_option(waiting, "--run ID", "use only rank traces of this run; without INPUT, merge it")
+    add_option(
+        waiting, "--window", "wait until the rank traces of one recording window are closed, instead of for end records"
     )
     add_log_to(parser, "the merged trace and a report on it")
-    parser.add_argument(
-        "--log-folder",
+    add_option(
+        parser,
+        "--log-folder FOLDER",
+        "folder in which the library of --log-to works (default: the current folder)",
         type=resolve_path,
-        metavar="FOLDER",
-        help="folder in which the library of --log-to works (default: the current folder)",
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also print which ranks were written twice, since slices overlap in an output that cannot be patched",
+    add_option(parser, "--json", "print the report as JSON")
+    add_option(
+        parser,
+        "-v --verbose",
+        "also print which ranks were written twice, since slices overlap in an output that cannot be patched",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
+    add_option(parser, "-q --quiet", "print problems only")
     parser.epilog = (
         "Exit code: 0 everything is merged, 1 failed and nothing written, 2 wrong usage, "
         "3 merged, but events were lost, inputs left out, ranks not aligned by --align sync or collectives, or ranks missing "
@@ -147,13 +148,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit merge``; return its exit code."""
     if not args.inputs:
         if args.run is None:
-            raise CommandError("name the traces to merge, such as traces/RUN/, or a run: --run NAME", USAGE)
+            raise ConfigError("name the traces to merge, such as traces/RUN/, or a run: --run NAME")
         args.inputs, args.run = [find_run(args.run)], args.run if args.wait_for_ranks else None
     if args.dask is not None and args.workers is not None:
-        raise CommandError("--workers and --dask exclude each other: a cluster has workers of its own", USAGE)
+        raise ConfigError("--workers and --dask exclude each other: a cluster has workers of its own")
     ranks = dict(_rank(text) for text in args.rank)
     if args.log_to is not None:
         check_service(args.log_to, "--log-to ")
@@ -228,7 +228,7 @@ def _wait(args: argparse.Namespace) -> RankEnds | None:
     if args.wait_for_ranks is None:
         for option, value in (("--timeout", args.timeout), ("--run", args.run), ("--window", args.window or None)):
             if value is not None:
-                raise CommandError(f"{option} needs --wait-for-ranks", USAGE)
+                raise ConfigError(f"{option} needs --wait-for-ranks")
         return None
 
     if not args.force:
@@ -253,14 +253,14 @@ def _wait(args: argparse.Namespace) -> RankEnds | None:
 def _rank(text: str) -> tuple[str, int]:
     name, equals, number = text.rpartition("=")
     if not equals or not name or not number.isdecimal():
-        raise CommandError(f"--rank {text}: give it as FILE=N, for example --rank trace.json=3", USAGE)
+        raise ConfigError(f"--rank {text}: give it as FILE=N, for example --rank trace.json=3")
     return name, int(number)
 
 
 def _offset(text: str) -> tuple[int, int]:
     match = _OFFSET.fullmatch(text)
     if match is None:
-        raise CommandError(
-            f"--offset {text}: give it as RANK=NS in whole nanoseconds, for example --offset 3=-137000000", USAGE
+        raise ConfigError(
+            f"--offset {text}: give it as RANK=NS in whole nanoseconds, for example --offset 3=-137000000"
         )
     return int(match[1]), int(match[2])

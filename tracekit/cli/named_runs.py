@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LATEST: Final = "latest"
 ROOT_VARIABLE: Final = "TRACEKIT_TRACES"
@@ -18,19 +16,9 @@ _OWN_OPTION: Final = {"merge", "top"}
 """Verbs with another ``--run``, which selects among their inputs. Only ``--run latest`` becomes a path here. Without an input,
 these verbs call `find_run`."""
 
-_MOST_NAMED: Final = 5
-
 
 def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
-    """Return the arguments of a command with each ``--run NAME`` replaced by the path of the run.
-
-    Args:
-        arguments: The arguments.
-        verb: The verb among them.
-
-    Raises:
-        ConfigError: There is no such run.
-    """
+    """Return the arguments of a command with each ``--run NAME`` replaced by the path of the run; raise ConfigError."""
     replaced: list[str] = []
     waiting = iter(arguments)
     for argument in waiting:
@@ -49,14 +37,7 @@ def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
 
 
 def find_run(name: str) -> str:
-    """Return the folder of a run below `ROOT_VARIABLE` or ``traces``.
-
-    Args:
-        name: Its name, or `LATEST`.
-
-    Raises:
-        ConfigError: There is no such run.
-    """
+    """Return the folder of a run, or of the `LATEST`, below `ROOT_VARIABLE` or ``traces``; raise ConfigError if there is none."""
     root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
     if name != LATEST and (root / name).is_dir():
         return str(root / name)
@@ -65,6 +46,6 @@ def find_run(name: str) -> str:
     runs = sorted((run for run in find_runs(root) if run.path != root), reverse=True)
     if name == LATEST and runs:
         return str(runs[0].path)
-    known = ", ".join(str(run.path.relative_to(root)) for run in runs[:_MOST_NAMED])
+    known = ", ".join(str(run.path.relative_to(root)) for run in runs[:5])
     there = f"the newest are {known}" if runs else "it holds no run"
     raise ConfigError(f"--run {name}: no such run in {root} ({there}); {ROOT_VARIABLE} names another folder")

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
 import threading
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.arguments import check_seconds
-from tracekit.cli.arguments import add_output, add_traces, add_uis, chosen_ui, port
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option
-from tracekit.cli.terminal import OK, USAGE, print_answer, print_json
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_args_option, add_option, add_output, add_traces, add_uis, chosen_ui, port
+from tracekit.cli.terminal import OK, ProgressBar, print_answer, print_json
+from tracekit.errors import CommandError, ConfigError
 from tracekit.view.open.prepare import Prepared, mended, prepare
 from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
-from tracekit.view.open.size import counted_bytes, loading_advice, too_big
-from tracekit.view.open.ui import PERFETTO_UI
-
-if TYPE_CHECKING:
-    import argparse
+from tracekit.view.open.ui import PERFETTO_UI, counted_bytes, loading_advice, too_big
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit open``."""
     add_traces(
         parser,
         "a trace, which is opened as it is, or repaired if Perfetto would not take it; or several, or folders, globs or "
@@ -45,22 +39,22 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         more=", which gets the trace inside of the browser",
         offline="; runs until Ctrl-C, or until --timeout",
     )
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    parser.add_argument(
-        "--port",
+    add_option(parser, "--no-browser", "only print the address")
+    add_option(
+        parser,
+        "--port N",
+        f"where to listen on 127.0.0.1 (default: {PERFETTO_PORT}, which Perfetto may fetch from, else any)",
         type=port,
-        metavar="N",
-        help=f"where to listen on 127.0.0.1 (default: {PERFETTO_PORT}, which Perfetto may fetch from, else any)",
     )
-    parser.add_argument(
-        "--timeout",
+    add_option(
+        parser,
+        "--timeout S",
+        "stop when the browser asks for nothing for so long (default: %(default)g)",
         type=float,
         default=300.0,
-        metavar="S",
-        help="stop when the browser asks for nothing for so long (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print the addresses and the merge's report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only the address")
+    add_option(parser, "--json", "print the addresses and the merge's report as JSON")
+    add_option(parser, "-q --quiet", "print only the address")
     parser.epilog = (
         "Only this machine is listened to, and only the page and the UI are answered. Exit code: 0 the UI has the trace, or "
         "Ctrl-C; 1 failed, or nobody came for the trace; 2 wrong usage."
@@ -68,12 +62,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit open``; return its exit code."""
     check_seconds("--timeout", args.timeout)
     if args.timeout > threading.TIMEOUT_MAX:
-        raise CommandError(
-            f"--timeout {args.timeout:g}: at most {threading.TIMEOUT_MAX:g} seconds can be waited", USAGE
-        )
+        raise ConfigError(f"--timeout {args.timeout:g}: at most {threading.TIMEOUT_MAX:g} seconds can be waited")
     ui = chosen_ui(args)
     with tempfile.TemporaryDirectory(prefix="tracekit-open-") as folder:
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:

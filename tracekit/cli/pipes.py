@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -9,16 +10,13 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tracekit.cli.terminal import USAGE, print_lines
-from tracekit.errors import CommandError, StorageError
+from tracekit.cli.terminal import print_lines
+from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import PIPE_FOLDER, basename, is_remote, without_secrets
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
 
 _ARGUMENTS: Final = ("input", "inputs", "files", "before", "after")
 _STANDARD: Final = "-"
@@ -41,10 +39,6 @@ def copied_pipes(args: argparse.Namespace) -> Iterator[None]:
 
     Sets ``args.piped`` to the replaced names. A command that reads each input once declares ``reads_once``, and
     receives the pipes themselves.
-
-    Raises:
-        CommandError: Standard input is a terminal, or named twice.
-        StorageError: A pipe cannot be read, or its copy not be written.
     """
     args.piped = []
     with contextlib.ExitStack() as stack:
@@ -60,7 +54,7 @@ def copied_pipes(args: argparse.Namespace) -> Iterator[None]:
 def _local(path: str, args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
     if path == _STANDARD:
         if _STANDARD in args.piped:
-            raise CommandError("-: standard input can be named once", USAGE)
+            raise ConfigError("-: standard input can be named once")
         args.piped.append(path)
         return _stdin(args, stack)
     if is_remote(path) or getattr(args, "reads_once", False) or not _is_pipe(path):
@@ -80,9 +74,9 @@ def _stdin(args: argparse.Namespace, stack: contextlib.ExitStack) -> str:
     try:
         mode = os.fstat(_STDIN_DESCRIPTOR)
     except OSError as error:
-        raise CommandError("-: standard input is closed", USAGE) from error
+        raise ConfigError("-: standard input is closed") from error
     if os.isatty(_STDIN_DESCRIPTOR):
-        raise CommandError("-: standard input is a terminal; redirect a trace to it, for example < trace.json", USAGE)
+        raise ConfigError("-: standard input is a terminal; redirect a trace to it, for example < trace.json")
     named = os.path.realpath("/dev/stdin")
     if stat.S_ISREG(mode.st_mode):
         with contextlib.suppress(OSError):
@@ -115,9 +109,6 @@ def piped_output(args: argparse.Namespace, verb: str) -> Iterator[None]:
 
     The output is written to a private file first, since an output appears whole or not at all. Messages call it ``-``,
     and the next command, which would take that file, is left out.
-
-    Raises:
-        CommandError: The verb cannot write to standard output, or that is a terminal.
     """
     if getattr(args, "output", None) != _STANDARD:
         yield
@@ -127,9 +118,9 @@ def piped_output(args: argparse.Namespace, verb: str) -> Iterator[None]:
         yield
         return
     if verb not in _FILES:
-        raise CommandError(f"{verb} cannot write to standard output; name a file", USAGE)
+        raise ConfigError(f"{verb} cannot write to standard output; name a file")
     if sys.stdout.isatty():
-        raise CommandError(f"-: standard output is a terminal; redirect it, for example > {_FILES[verb]}", USAGE)
+        raise ConfigError(f"-: standard output is a terminal; redirect it, for example > {_FILES[verb]}")
     messages = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="tracekit-output-") as folder:
         file = Path(folder) / _FILES[verb]

@@ -7,23 +7,19 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_no_cache, add_output, add_traces, keeps_cache, positive, seconds
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, USAGE, complain, print_answer, print_lines, print_table
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_no_cache, add_option, add_output, add_traces, keeps_cache, positive, seconds
+from tracekit.cli.terminal import OK, ProgressBar, complain, print_answer, print_lines, print_table
+from tracekit.errors import ConfigError
 from tracekit.processors import usable_processors
 from tracekit.storage import atomic_write, refuse_existing
 from tracekit.table.database import Limits
 from tracekit.table.schema import schema_text
-from tracekit.view.query import Cell, Rows, query
-from tracekit.view.tables import FORMATS, table_cells
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tracekit.view.query import FORMATS, Cell, Rows, query, table_cells
 
 
 class _SchemaAction(argparse.Action):
@@ -45,7 +41,6 @@ class _SchemaAction(argparse.Action):
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit query``."""
     add_traces(
         parser,
         "traces: files, folders, globs or URLs; for --engine perfetto, one file of any format that Perfetto knows",
@@ -58,52 +53,48 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "- reads standard input",
     )
     parser.add_argument("--schema", action=_SchemaAction)
-    parser.add_argument(
+    add_option(
+        parser,
         "--engine",
+        "table: DuckDB's SQL on the event table; perfetto: Perfetto's SQL (default: table)",
         choices=("table", "perfetto"),
         default="table",
-        help="table: DuckDB's SQL on the event table; perfetto: Perfetto's SQL (default: table)",
     )
     add_output(parser, "write the rows to this file; .csv, .json and .parquet select the format")
-    parser.add_argument("--format", choices=sorted(FORMATS), help="the format of the rows (default: table)")
-    parser.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
+    add_option(parser, "--format", "the format of the rows (default: table)", choices=sorted(FORMATS))
+    add_option(parser, "--json", "the same as --format json", action="store_const", const="json", dest="format")
     add_no_cache(parser)
     limits = Limits()
-    parser.add_argument(
-        "--max-seconds", type=seconds, default=limits.seconds, metavar="N", help="time limit (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--max-rows", type=positive, default=limits.rows, metavar="N", help="limit of rows (default: %(default)d)"
-    )
-    parser.add_argument(
-        "--max-memory",
+    add_option(parser, "--max-seconds N", "time limit (default: %(default)g)", type=seconds, default=limits.seconds)
+    add_option(parser, "--max-rows N", "limit of rows (default: %(default)d)", type=positive, default=limits.rows)
+    add_option(
+        parser,
+        "--max-memory MB",
+        "memory limit of the engine (default: %(default)d)",
         type=positive,
         default=limits.memory_bytes // 10**6,
-        metavar="MB",
-        help="memory limit of the engine (default: %(default)d)",
     )
-    parser.add_argument(
-        "--trace-processor",
-        type=resolve_path,
-        metavar="PATH",
-        help="for --engine perfetto: the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the "
+    add_option(
+        parser,
+        "--trace-processor PATH",
+        "for --engine perfetto: the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the "
         "PATH, else the one that the package perfetto downloads when it is first used)",
+        type=resolve_path,
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    add_option(parser, "-q --quiet", "show no progress")
     parser.epilog = "Exit code: 0 there are the rows, if any; 1 failed; 2 wrong usage."
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit query``; return its exit code."""
     ending = "" if args.output is None else args.output.rpartition(".")[2]
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:
-        raise CommandError("Parquet is no text: name a file for it with -o", USAGE)
+        raise ConfigError("Parquet is no text: name a file for it with -o")
     if args.output is not None and not args.force:
         refuse_existing(args.output)
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     if not sql.strip():
-        raise CommandError("the query is empty", USAGE)
+        raise ConfigError("the query is empty")
     found = _perfetto(args, sql) if args.engine == "perfetto" else _table(args, sql, form)
     if form == "table" and args.output is None and isinstance(found, Rows) and print_table(*table_cells(found)):
         return OK
@@ -156,7 +147,7 @@ def _cell(value: Any) -> Cell:
 def _perfetto(args: argparse.Namespace, sql: str) -> Rows:
     """Return the result of a query in Perfetto's SQL."""
     if len(args.inputs) > 1:
-        raise CommandError("--engine perfetto takes one trace; merge the others into one with tracekit merge", USAGE)
+        raise ConfigError("--engine perfetto takes one trace; merge the others into one with tracekit merge")
     with ProgressBar(enabled=not args.quiet) as bar:
         return query(
             args.inputs[0],

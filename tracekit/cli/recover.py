@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import Any
 
-from tracekit.check.recovery import SUFFIXES, recover_trace
-from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.terminal import (
-    BAD,
-    FAILED,
-    GOOD,
-    OK,
-    PROBLEMS,
-    USAGE,
-    WARNING,
-    complain,
-    message_of,
-    print_answer,
-    print_json,
-    print_lines,
-)
-from tracekit.errors import CommandError, StorageError, TraceFormatError
+from tracekit.check.recovery import SUFFIXES, RecoveryReport, recover_trace
+from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, message_of, print_answer, print_json, print_lines
+from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.storage import same_file, without_secrets
 from tracekit.traces.inputs import is_other_json, trace_files
 
-if TYPE_CHECKING:
-    import argparse
-
-    from tracekit.check.recovery import RecoveryReport
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit recover``."""
     add_traces(
         parser,
         "traces: files, folders, globs or URLs, .json, .json.gz or .json.zst; whole ones are passed over; "
@@ -42,21 +24,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "where to write, for a single input (default: NAME.recovered.json, or .json.gz, beside the input)",
         force="replace files that exist",
     )
-    parser.add_argument(
-        "--in-place",
-        action="store_true",
-        help="replace the input when the recovered trace is complete, and keep it as NAME.broken",
+    add_option(
+        parser, "--in-place", "replace the input when the recovered trace is complete, and keep it as NAME.broken"
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--close-open-slices",
-        action="store_true",
-        help="end the slices that were open at the end at the time of the last event; "
+        "end the slices that were open at the end at the time of the last event; "
         "without, they stay open, and Perfetto shows that they did not end",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print nothing unless events are lost or a file failed"
-    )
+    add_option(parser, "--json", "print one JSON document with all reports")
+    add_option(parser, "-q --quiet", "print nothing unless events are lost or a file failed")
     parser.epilog = (
         "Exit code: 0 whole, or recovered with nothing lost but the torn end; 1 a file failed, nothing was written for it; "
         "2 wrong usage; 3 recovered, but events were lost in the middle."
@@ -64,14 +42,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit recover``; return its exit code."""
     if args.piped and args.output is None:
-        raise CommandError(f"{args.piped[0]}: name the recovered trace with -o", USAGE)
+        raise ConfigError(f"{args.piped[0]}: name the recovered trace with -o")
     files = _files(args.inputs)
     if args.output is not None and len(files) != 1:
-        raise CommandError(
-            f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input", USAGE
-        )
+        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
     reports: list[RecoveryReport] = []
     others: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -95,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         reports.append(report)
         if not args.json and not (args.quiet and report.complete):
-            print_answer(report.lines(), has_tables=False, style=GOOD if report.complete else WARNING)
+            print_answer(report.lines(), has_tables=False, style="good" if report.complete else "warning")
     if args.json:
         document: dict[str, Any] = {
             "files": [report.to_json() for report in reports],
@@ -106,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     elif len(files) > 1 and not (args.quiet and not failed and all(report.complete for report in reports)):
         whole = sum(report.whole for report in reports)
         words = f"{len(files)} files: {len(reports) - whole} recovered, {whole} whole, {len(failed)} failed"
-        print_answer([words], style=BAD if failed else "")
+        print_answer([words], style="bad" if failed else "")
     if failed:
         return FAILED
     return OK if all(report.complete for report in reports) else PROBLEMS

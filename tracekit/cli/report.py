@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from tracekit.arguments import check_service
 from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, complain, print_json, print_lines
-from tracekit.errors import CommandError, StorageError
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, complain, print_json, print_lines
+from tracekit.errors import CommandError, ConfigError, StorageError
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces
 from tracekit.wording import size_words
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit report``."""
     add_inputs(parser)
     add_output(parser, "the file or URL to write (default: %(default)s)", default="report.html")
     parser.add_argument("--title", help="heading of the page (default: the name of the run)")
@@ -30,7 +25,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit report``; return its exit code."""
     from tracekit.explain.run_report import WrittenReport, report_run
     from tracekit.view.report.page import report_page
 
@@ -41,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_existing(args.output)
     traces = [path for path, _ in find_traces(args.inputs)]
     if any(same_file(path, args.output) for path in traces):
-        raise CommandError(f"{shown} is one of the traces; choose another name for the report", USAGE)
+        raise ConfigError(f"{shown} is one of the traces; choose another name for the report")
     with ProgressBar(enabled=True) as bar:
         report = report_run(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)
     page = report_page(report, args.title).encode()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_service, resolve_path
@@ -24,24 +25,20 @@ from tracekit.auto.options import (
     read_steps,
 )
 from tracekit.auto.start import AUTO_VARIABLE
-from tracekit.cli.arguments import add_log_to, add_output, as_argument, seconds
+from tracekit.cli.arguments import add_log_to, add_option, add_output, as_argument, seconds
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
-from tracekit.cli.terminal import USAGE, complain, message_of
+from tracekit.cli.terminal import complain, message_of
 from tracekit.distributed import RUN_ID_VARIABLE, detect_process
-from tracekit.errors import CommandError, TracekitError
+from tracekit.errors import ConfigError, TracekitError
 from tracekit.naming import safe_text
 from tracekit.recording.options import SETTINGS
 from tracekit.wording import rank_spans
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _Flag: Final = argparse.BooleanOptionalAction
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit run``."""
     parser.usage = "tracekit run [options] -- COMMAND ..."
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
@@ -52,53 +49,46 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("where to")
     add_output(output, "the merged trace (default: merged.json.gz in the folder)")
-    output.add_argument(
-        "--folder",
+    add_option(
+        output,
+        "--folder FOLDER",
+        "folder or URL of the rank traces; several nodes need one that all of them reach (default: traces/{run_id})",
         type=resolve_path,
-        metavar="FOLDER",
-        help="folder or URL of the rank traces; several nodes need one that all of them reach (default: traces/{run_id})",
     )
-    output.add_argument(
-        "--run-id",
-        metavar="ID",
-        help="name of the run, the same on each node (default: the id of the job, else the time)",
+    add_option(
+        output, "--run-id ID", "name of the run, the same on each node (default: the id of the job, else the time)"
     )
-    output.add_argument(
-        "--merge", action=_Flag, help="merge the ranks at the end; --no-merge leaves the rank traces as they are"
+    add_option(
+        output, "--merge", "merge the ranks at the end; --no-merge leaves the rank traces as they are", action=_Flag
     )
     add_log_to(output, "the merged trace and a report on it")
-    output.add_argument(
-        "--timeout",
+    add_option(
+        output,
+        "--timeout S",
+        "seconds to wait for the ranks of other nodes before the merge (default: 60)",
         type=seconds,
-        metavar="S",
-        help="seconds to wait for the ranks of other nodes before the merge (default: 60)",
     )
-    output.add_argument(
-        "--limit",
+    add_option(
+        output,
+        "--limit SIZE",
+        "maximum size of the traces of a rank, such as 500MB; the oldest segments are removed (default: 2GB)",
         type=as_argument(read_size),
-        metavar="SIZE",
-        help="maximum size of the traces of a rank, such as 500MB; the oldest segments are removed (default: 2GB)",
     )
     window = parser.add_argument_group("torch.profiler")
-    window.add_argument(
-        "--steps",
-        type=as_argument(read_steps),
-        metavar="A:B",
-        help="run it in the steps from A up to B, B not included",
+    add_option(
+        window, "--steps A:B", "run it in the steps from A up to B, B not included", type=as_argument(read_steps)
     )
-    window.add_argument(
-        "--ranks", type=as_argument(read_ranks), metavar="LIST", help="on these ranks only, such as 0,1 (default: all)"
-    )
-    window.add_argument("--with-stack", action=_Flag, help="record Python stacks")
-    window.add_argument("--memory", action=_Flag, help="record allocations")
-    window.add_argument("--shapes", action=_Flag, help="record the shapes of the inputs of operators")
+    add_option(window, "--ranks LIST", "on these ranks only, such as 0,1 (default: all)", type=as_argument(read_ranks))
+    add_option(window, "--with-stack", "record Python stacks", action=_Flag)
+    add_option(window, "--memory", "record allocations", action=_Flag)
+    add_option(window, "--shapes", "record the shapes of the inputs of operators", action=_Flag)
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--on-demand", action=_Flag, help="record nothing until tracekit capture FOLDER asks for steps")
-    when.add_argument(
-        "--flight-recorder",
+    add_option(when, "--on-demand", "record nothing until tracekit capture FOLDER asks for steps", action=_Flag)
+    add_option(
+        when,
+        "--flight-recorder SECONDS",
+        "keep the last seconds in memory, and write them at the end or at an exception",
         type=seconds,
-        metavar="SECONDS",
-        help="keep the last seconds in memory, and write them at the end or at an exception",
     )
     others = parser.add_argument_group("other packages")
     for option, group in (("handler", "tracekit.handlers"), ("source", "tracekit.sources")):
@@ -131,12 +121,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit run``; return the exit code of the command."""
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise CommandError(
-            "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py",
-            USAGE,
+        raise ConfigError(
+            "name the command to run behind --, for example: tracekit run -- torchrun --nproc-per-node 8 train.py"
         )
     given = {name: value for name, value in vars(args).items() if value is not None}
     chosen, file = read_options(Path.cwd(), os.environ, given)
@@ -146,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
     output = args.output or f"{folder}/merged.json.gz"
     if "log_to" in given and not args.merge:
-        raise CommandError("--log-to logs the merged trace; leave --no-merge out", USAGE)
+        raise ConfigError("--log-to logs the merged trace; leave --no-merge out")
     if args.log_to is not None and args.merge:
         check_service(args.log_to, "--log-to ")
     if args.merge and not args.force:
@@ -203,7 +191,7 @@ def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, no
         for name in ("ranks", "with_stack", "memory", "shapes"):
             if given.get(name):
                 option = f"--{name.replace('_', '-')}"
-                raise CommandError(f"{option} is for torch.profiler; add --steps A:B or --on-demand", USAGE)
+                raise ConfigError(f"{option} is for torch.profiler; add --steps A:B or --on-demand")
     return RunOptions.of(vars(args), folder=folder, notes=notes)
 
 

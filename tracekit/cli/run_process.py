@@ -8,12 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from tracekit.errors import CommandError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _FORWARDED: Final = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 _FROM_KERNEL: Final = 0x80  # si_code of a signal that the terminal sends to all processes of the foreground
@@ -27,9 +25,6 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     A signal reaches the child once. In the foreground of a terminal both processes share a group, and Ctrl-C reaches both.
     Elsewhere the child has a new process group, and a signal to this process or its group is passed on.
-
-    Raises:
-        CommandError: The command cannot be started.
     """
     signals = {getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)}
     if not hasattr(signal, "sigwaitinfo"):  # macOS

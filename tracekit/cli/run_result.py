@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.errors import MissingExtraError, TracekitError
@@ -15,9 +16,6 @@ from tracekit.merge.selection.selection import Selection
 from tracekit.traces.rank_ends import wait_for_ranks
 from tracekit.version import DISTRIBUTION
 from tracekit.wording import size_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_MERGED_BYTES: Final = 500_000_000
 """Above it a browser takes long to load a trace."""
@@ -28,13 +26,9 @@ _ISOLATED: Final = re.compile(r"-[A-Za-z]*([IES])[A-Za-z]*")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """The reports of the processes of a command.
+    """The reports of the processes of a command."""
 
-    Attributes:
-        notes: Their notes by name; see `tracekit.auto.notes`.
-    """
-
-    notes: Mapping[str, Any]
+    notes: Mapping[str, Any]  # their notes by name; see `tracekit.auto.notes`
 
     @property
     def processes(self) -> list[dict[str, Any]]:
@@ -109,26 +103,17 @@ def _why_unseen(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Options of a merge with a result that a browser can load.
+    """Options of a merge with a result that a browser can load."""
 
-    Attributes:
-        args: See `merge_traces`.
-        select: See `merge_traces`.
-        reason: A sentence on what is left out; empty if nothing is.
-    """
-
-    args: str = "all"
-    select: Selection | None = None
-    reason: str = ""
+    args: str = "all"  # see `merge_traces`
+    select: Selection | None = None  # see `merge_traces`
+    reason: str = ""  # a sentence on what is left out; empty if nothing is
 
 
 def plan_merge(files: Sequence[str], steps: int | None, limit_bytes: int = MAX_MERGED_BYTES) -> MergePlan:
-    """Decide what to leave out of a merged trace that would be too large.
+    """Decide what to leave out of a merged trace that would be larger than ``limit_bytes`` as plain JSON.
 
-    Args:
-        files: The traces.
-        steps: The number of steps of the run, if it is known.
-        limit_bytes: The maximum size of the merged trace as plain JSON.
+    ``steps`` is the number of steps of the run, if it is known.
     """
     sizes = {name: _plain_bytes(name) for name in files}
     total = sum(sizes.values())
@@ -157,11 +142,7 @@ def _plain_bytes(name: str) -> int:
 
 
 def merge_run(run: RecordedRun, folder: str, output: str, timeout_s: float, *, overwrite: bool) -> list[str]:
-    """Merge the traces of a run, after its ranks on other machines have ended; return lines to print.
-
-    Raises:
-        TracekitError: The traces cannot be merged.
-    """
+    """Merge the traces of a run, after its ranks on other machines have ended; return lines to print. Raises TracekitError."""
     lines = []
     if len(run.ranks) == run.world_size:
         inputs = [folder]

@@ -2,72 +2,62 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import socket
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_uis, chosen_ui, local_path, number, or_zero, port
+from tracekit.cli.arguments import add_option, add_uis, chosen_ui, local_path, number, or_zero, port
 from tracekit.cli.terminal import OK, complain, print_json, print_lines
 from tracekit.errors import ConfigError, MissingExtraError
-
-if TYPE_CHECKING:
-    import argparse
 
 _GB: Final = 1_000_000_000
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit serve``."""
     parser.add_argument(
         "root", type=resolve_path, metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run"
     )
     where = parser.add_argument_group("where it listens, and who may come")
-    where.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="the address to listen at (default: %(default)s, for this machine and tunnels to it only; any other one is not "
+    add_option(
+        where,
+        "--host HOST",
+        "the address to listen at (default: %(default)s, for this machine and tunnels to it only; any other one is not "
         "encrypted: put it behind a proxy with TLS)",
+        default="127.0.0.1",
     )
-    where.add_argument(
-        "--port", type=or_zero(port), metavar="N", help="the port (default: 8931, or any where that is in use)"
-    )
-    where.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="another name of this machine, such as that of a proxy before it; may be repeated",
+    add_option(where, "--port N", "the port (default: 8931, or any where that is in use)", type=or_zero(port))
+    add_option(
+        where,
+        "--allow-host NAME",
+        "another name of this machine, such as that of a proxy before it; may be repeated",
+        repeated=True,
     )
     token = where.add_mutually_exclusive_group()
-    token.add_argument(
-        "--token-file",
-        type=local_path,
-        metavar="FILE",
-        help="read the token from a file that only you can read; it stays the same and is not printed (default: a new token, "
+    add_option(
+        token,
+        "--token-file FILE",
+        "read the token from a file that only you can read; it stays the same and is not printed (default: a new token, "
         "printed in the URL)",
+        type=local_path,
     )
-    token.add_argument(
+    add_option(
+        token,
         "--no-token",
-        action="store_true",
-        help="let every user of this machine read the runs; captures still need the token (not with another --host)",
+        "let every user of this machine read the runs; captures still need the token (not with another --host)",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--allow-capture",
-        action="store_true",
-        help="allow captures from the page: running jobs record a few batches (see tracekit capture)",
+        "allow captures from the page: running jobs record a few batches (see tracekit capture)",
     )
     add_uis(parser)
-    parser.add_argument(
-        "--cache", type=local_path, metavar="DIR", help="where merged traces are kept (default: while this runs)"
-    )
-    parser.add_argument(
-        "--cache-size", type=_gigabytes, default=10 * _GB, metavar="GB", help="how much of them is kept (default: 10)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the address as JSON")
+    add_option(parser, "--cache DIR", "where merged traces are kept (default: while this runs)", type=local_path)
+    add_option(parser, "--cache-size GB", "how much of them is kept (default: 10)", type=_gigabytes, default=10 * _GB)
+    add_option(parser, "--json", "print the address as JSON")
     parser.epilog = (
         "Open the printed URL: it holds the token, and the browser keeps a cookie in its place. Runs until Ctrl-C, SIGTERM "
         "or SIGHUP. Exit code: 0 ended that way, 1 failed, 2 wrong usage."
@@ -75,7 +65,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit serve``; return its exit code."""
     for package in ("jinja2", "starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "serve", "tracekit serve")

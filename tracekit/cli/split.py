@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import tempfile
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_json, print_lines
+from tracekit.errors import ConfigError
 from tracekit.merge.report import happened
 from tracekit.merge.split import Part, split
 from tracekit.storage import basename, expand
 from tracekit.traces.inputs import TRACE_SUFFIXES
 from tracekit.view.open.prepare import prepare
-
-if TYPE_CHECKING:
-    import argparse
 
 _SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
 
@@ -27,11 +24,10 @@ _WILD: Final = re.compile(r"[*?\[]")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit split``."""
     add_traces(parser, "a trace; or several, which are merged first")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--seconds", metavar="S", help="write a part for every S seconds")
-    how.add_argument("--by-rank", action="store_true", help="write a part for each rank")
+    add_option(how, "--seconds S", "write a part for every S seconds")
+    add_option(how, "--by-rank", "write a part for each rank")
     add_output(
         parser,
         "the file or URL of a part, with {part} for its number, .json or .pftrace, with .gz packed "
@@ -39,8 +35,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         force="replace parts that exist",
     )
-    parser.add_argument("--json", action="store_true", help="print the parts and their reports as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only the names of the parts")
+    add_option(parser, "--json", "print the parts and their reports as JSON")
+    add_option(parser, "-q --quiet", "print only the names of the parts")
     parser.epilog = (
         "A slice that reaches over a border is in both parts; spans without events have no part. The input is read once for "
         "each part. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written, but events were lost."
@@ -48,9 +44,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit split``; return its exit code."""
     if args.seconds is not None and not _SECONDS.fullmatch(args.seconds):
-        raise CommandError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5", USAGE)
+        raise ConfigError(f"--seconds {args.seconds}: give a number of seconds, such as 10 or 0.5")
     output = args.output or f"{_stem(args.inputs)}-{{part}}.json.gz"
     with (
         tempfile.TemporaryDirectory(prefix="tracekit-split-") as folder,

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
-from tracekit.cli.arguments import add_inputs, keeps_cache, percentage
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
+from tracekit.cli.arguments import add_inputs, add_option, keeps_cache, percentage
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 from tracekit.explain import CONFIDENCE, MIN_SHARE
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit stragglers``."""
     add_inputs(parser)
-    parser.add_argument(
-        "--at-least",
+    add_option(
+        parser,
+        "--at-least SHARE",
+        "smallest delay to report, as a share of a step, such as 5%% (default: 2%%)",
         type=percentage,
         default=MIN_SHARE,
-        metavar="SHARE",
-        help="smallest delay to report, as a share of a step, such as 5%% (default: 2%%)",
     )
-    parser.add_argument(
-        "--sure",
+    add_option(
+        parser,
+        "--sure SHARE",
+        "confidence required to report a delay (default: 99%%)",
         type=percentage,
         default=CONFIDENCE,
-        metavar="SHARE",
-        help="confidence required to report a delay (default: 99%%)",
     )
     parser.epilog = (
         "Exit code: 0 no rank is slower than the others, 1 failed, 2 wrong usage, 3 a rank is slower, always or again and "
@@ -37,7 +32,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit stragglers``; return its exit code."""
     from tracekit.explain.stragglers import find_stragglers
     from tracekit.explain.stragglers_text import straggler_lines
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
-from tracekit.cli.arguments import add_inputs, keeps_cache, positive
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json
-
-if TYPE_CHECKING:
-    import argparse
+from tracekit.cli.arguments import add_inputs, add_option, keeps_cache, positive
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit summary``."""
     add_inputs(parser)
-    parser.add_argument(
-        "--top",
-        type=positive,
-        default=20,
-        metavar="N",
-        help="number of markers and stages to show (default: %(default)s)",
+    add_option(
+        parser, "--top N", "number of markers and stages to show (default: %(default)s)", type=positive, default=20
     )
-    parser.add_argument("--per-rank", action="store_true", help="show each rank")
+    add_option(parser, "--per-rank", "show each rank")
     parser.epilog = (
         "Exit code: 0 done, 1 failed, 2 wrong usage, 3 done, but something in the traces cannot be read or counted."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit summary``; return its exit code."""
     from tracekit.explain.summary import summarize_traces
     from tracekit.explain.summary_text import summary_lines
 

@@ -1,4 +1,4 @@
-"""Print text that is safe for terminals, and JSON."""
+"""Print text that is safe for terminals, JSON, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from tracekit.arguments import is_set
 from tracekit.storage import ExistsError
 from tracekit.wording import escape_surrogates, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import TextIO
+    from types import TracebackType
 
     from tracekit.merge import MergeReport
 
@@ -23,11 +25,11 @@ FAILED: Final = 1
 USAGE: Final = 2
 PROBLEMS: Final = 3
 """The exit codes of all verbs: done, failed, wrong usage, and done with problems or findings."""
-BAD: Final = "bold red"
-WARNING: Final = "yellow"
-GOOD: Final = "green"
+_STYLES: Final = {"bad": "bold red", "warning": "yellow", "good": "green", "": ""}
 _INDENT: Final = "  "
 _MAX_DRAWN_ROWS: Final = 1000  # rich takes 0.1 ms a cell
+_LINE_INTERVAL_S: Final = 10.0
+_WIDTH: Final = 30
 _PROBLEM: Final = re.compile(r"\s*(?:WRONG|LOST|NOT MERGED|NOT ALIGNED)")
 
 # In JSON: an escaped backslash, a pair of surrogates, or (group 1) a lone surrogate, which many readers reject.
@@ -38,11 +40,7 @@ def printable(text: str, stream: TextIO | None = None) -> str:
     r"""Return text that is safe to print.
 
     Replaces control characters by U+FFFD and characters that the stream cannot encode by ``?``. Escapes surrogates
-    (``\xff`` for bytes of a file name that are not UTF-8).
-
-    Args:
-        text: One line.
-        stream: The output stream. None means standard output.
+    (``\xff`` for bytes of a file name that are not UTF-8). The stream is standard output unless it is given.
     """
     encoding = (stream or sys.stdout).encoding or "utf-8"
     return escape_surrogates(without_controls(text)).encode(encoding, "replace").decode(encoding, "replace")
@@ -64,12 +62,8 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
     """Print the lines of an answer.
 
     In a terminal, headings and the heads of tables are bold and problems are red. That needs rich; ``NO_COLOR`` and a dumb
-    terminal switch it off. The text is the same everywhere.
-
-    Args:
-        lines: The lines. Those below a heading are indented.
-        has_tables: The first line below a heading is the head of a table.
-        style: The style of the other lines: `BAD`, `WARNING` or `GOOD`.
+    terminal switch it off. The text is the same everywhere. Lines below a heading are indented; the first of them is the head of
+    a table, unless ``has_tables`` is False. ``style`` is that of the other lines: bad, warning or good.
     """
     console = styled_console()
     before, pending = "", iter(lines)
@@ -79,7 +73,7 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
         if console is None:
             print(printable(line))
         else:
-            chosen = _style(before, line, following or "", has_tables=has_tables) or style
+            chosen = _style(before, line, following or "", has_tables=has_tables) or _STYLES[style]
             console.print(_rich_text()(printable(line), style=chosen), soft_wrap=True)
         before, line = line, following
     sys.stdout.flush()
@@ -88,13 +82,8 @@ def print_answer(lines: Iterable[str], *, has_tables: bool = True, style: str = 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool]) -> bool:
     """Print a table as wide as the terminal; long cells get several lines. Needs rich, as in `print_answer`.
 
-    Args:
-        head: The names of the columns.
-        rows: The cells.
-        numbers: True for each column of numbers, which is aligned to the right.
-
-    Returns:
-        False if nothing is printed, because standard output shows no styles or the table is too long to draw.
+    ``numbers`` is True for each column that is aligned to the right. Returns False if nothing is printed, because standard output
+    shows no styles or the table is too long to draw.
     """
     console = styled_console() if head and len(rows) <= _MAX_DRAWN_ROWS else None
     if console is None:
@@ -127,7 +116,7 @@ def _rich_text() -> Any:
 
 def _style(before: str, line: str, following: str, *, has_tables: bool) -> str:
     if _PROBLEM.match(line):
-        return BAD
+        return _STYLES["bad"]
     if line.startswith(_INDENT):
         return "bold" if has_tables and not before.startswith(_INDENT) else ""
     return "bold" if line and following.startswith(_INDENT) else ""
@@ -139,12 +128,7 @@ def message_of(error: Exception) -> str:
 
 
 def print_json(document: Any, *, indent: int | None = 2) -> None:
-    """Print a document as JSON, with surrogates escaped as in `printable`.
-
-    Args:
-        document: Any value that json.dumps accepts.
-        indent: Number of spaces per level; None prints one line.
-    """
+    """Print a document as JSON, with surrogates escaped as in `printable`, on one line if ``indent`` is None."""
     # Print in pieces: the steps of many ranks as one string would take several times their memory.
     for piece in json.JSONEncoder(indent=indent).iterencode(document):
         sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)
@@ -170,3 +154,60 @@ def print_merge(
 def _escaped_again(match: re.Match[str]) -> str:
     lone = match[1]
     return match[0] if lone is None else escape_surrogates(chr(int(lone, 16))).replace("\\", "\\\\")
+
+
+class ProgressBar:
+    """Shows the progress of a command, with rich if it is installed, otherwise with plain characters.
+
+    Prints one line every 10 s if standard error is not a terminal, except with ``TRACEKIT_QUIET=1``.
+    """
+
+    def __init__(self, *, enabled: bool, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._on_terminal = enabled and sys.stderr.isatty()
+        self._lines = enabled and not self._on_terminal and not is_set("TRACEKIT_QUIET")
+        self._rich: Any = None
+        self._task: Any = None
+        self._shown = False
+        self._next_s = monotonic() + _LINE_INTERVAL_S if self._lines else 0.0
+
+    def __enter__(self) -> ProgressBar:
+        if self._on_terminal:
+            try:
+                console = importlib.import_module("rich.console").Console(stderr=True)
+                self._rich = importlib.import_module("rich.progress").Progress(console=console, transient=True)
+            except ImportError:
+                return self
+            self._rich.start()
+            self._task = self._rich.add_task("", total=1.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+        elif self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def update(self, share: float, what: str) -> None:
+        """Show the completed ``share`` (0 to 1), and the current activity."""
+        if not (self._lines or self._on_terminal):
+            return
+        now = self._monotonic()
+        if now < self._next_s:
+            return
+        if self._lines:
+            self._next_s = now + _LINE_INTERVAL_S
+            print(printable(f"tracekit: {share:.0%} {what}", sys.stderr), file=sys.stderr, flush=True)
+            return
+        self._next_s = now + 0.1
+        text = "".join(char if char.isprintable() else " " for char in what)
+        if self._rich is not None:
+            escaped = importlib.import_module("rich.markup").escape(text)
+            self._rich.update(self._task, completed=share, description=escaped)
+            return
+        filled = round(_WIDTH * share)
+        self._shown = True
+        bar = "#" * filled + "-" * (_WIDTH - filled)
+        print(f"\r\033[K[{bar}] {share:4.0%} {text[:60]}", end="", file=sys.stderr, flush=True)

@@ -2,72 +2,64 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inside, number
+from tracekit.cli.arguments import add_inside, add_option, number
 from tracekit.cli.named_runs import find_run
-from tracekit.cli.terminal import OK, PROBLEMS, USAGE, print_json, print_lines, printable, styled_console
-from tracekit.errors import CommandError, ConfigError, StorageError
-from tracekit.explain.text import table
+from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
+from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import without_secrets
-from tracekit.view.live import Look, Watch
+from tracekit.view.live import Look, RunState, Watch
 from tracekit.view.live.screen import ORDERS, RunTable, run_table
 from tracekit.view.live.states import CUT_AFTER_NS, look_document
 
-if TYPE_CHECKING:
-    import argparse
-
-    from tracekit.view.live import RunState
-
-_MIN_WIDTH: Final = 40
 _MIN_INTERVAL_S: Final = 0.1
-_MAX_NAMED: Final = 5
-_STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "": ""}
+_STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "head": "bold", "below": "dim", "": ""}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit top``."""
     parser.add_argument(
         "root", type=resolve_path, nargs="?", metavar="DIR", help="folder or URL of the rank traces of one run or many"
     )
-    parser.add_argument(
-        "--interval",
+    add_option(
+        parser,
+        "--interval SECONDS",
+        "time between two looks (default: %(default)s; an object store is listed every 5 s at most)",
         type=_interval,
         default=1.0,
-        metavar="SECONDS",
-        help="time between two looks (default: %(default)s; an object store is listed every 5 s at most)",
     )
-    parser.add_argument("--once", action="store_true", help="print the state once and exit")
-    parser.add_argument("--json", action="store_true", help="print one JSON document on a line for each update")
-    parser.add_argument("--run", metavar="ID", help="the run to show (default: the newest that records)")
-    parser.add_argument(
+    add_option(parser, "--once", "print the state once and exit")
+    add_option(parser, "--json", "print one JSON document on a line for each update")
+    add_option(parser, "--run ID", "the run to show (default: the newest that records)")
+    add_option(
+        parser,
         "--sort",
+        "the order of the ranks (default: by rank if all fit, else the worst)",
         choices=ORDERS,
         default="auto",
-        help="the order of the ranks (default: by rank if all fit, else the worst)",
     )
-    parser.add_argument(
-        "--counter",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show the last value of this counter (repeat for several; default: the first with 'loss' in its name)",
+    add_option(
+        parser,
+        "--counter NAME",
+        "show the last value of this counter (repeat for several; default: the first with 'loss' in its name)",
+        repeated=True,
     )
     add_inside(parser)
-    parser.add_argument(
-        "--cut-after",
+    add_option(
+        parser,
+        "--cut-after SECONDS",
+        "report a rank as cut after this time without a change, unless its process is on this machine "
+        "(default: %(default)s)",
         type=_interval,
         default=CUT_AFTER_NS / 1e9,
-        metavar="SECONDS",
-        help="report a rank as cut after this time without a change, unless its process is on this machine "
-        "(default: %(default)s)",
     )
     parser.epilog = (
         "Ctrl-C ends it. Exit code: 0 done, 1 failed, 2 wrong usage, "
@@ -76,10 +68,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit top``; return its exit code."""
     if args.root is None:
         if args.run is None:
-            raise CommandError("name the folder of rank traces, such as traces/, or a run: --run NAME", USAGE)
+            raise ConfigError("name the folder of rank traces, such as traces/, or a run: --run NAME")
         args.root, args.run = find_run(args.run), None
     watcher = _Watcher(args)
     if args.once:
@@ -95,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
     """Poll and show the run until Ctrl-C."""
-    look, shown = watcher.look()
+    look, shown = good = watcher.look()
     screen = None if args.json or not sys.stdout.isatty() else open_screen()
     last = None
     try:
@@ -107,7 +98,10 @@ def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
                 last = _table(args, look, shown, *screen.console.size)
                 screen.update(_drawn(last), refresh=True)
             time.sleep(max(_MIN_INTERVAL_S, args.interval - (time.monotonic() - begun_s)))
-            look, shown = watcher.look_or_note()
+            try:
+                look, shown = good = watcher.look()
+            except StorageError as error:  # the storage may come back
+                look, shown = dataclasses.replace(good[0], notes=(str(error), *good[0].notes)), good[1]
     finally:
         if screen is not None:
             screen.stop()
@@ -122,37 +116,22 @@ class _Watcher:
         self._watch = Watch(args.root, inside=args.inside, cut_after_s=args.cut_after)
         self._wanted: str | None = args.run
         self._shown: tuple[str, str] | None = None
-        self._last: tuple[Look, RunState | None] | None = None
 
     def look(self) -> tuple[Look, RunState | None]:
-        """Poll the runs. Return the state of all runs, and the run to show.
-
-        Raises:
-            ConfigError: There are runs, but not the one of ``--run``.
-        """
+        """Poll the runs; return the state of all, and the run to show. Raises ConfigError if that of ``--run`` is missing."""
         look = self._watch.look(() if self._shown is None else (self._shown[0],))
         shown = self._choose(look)
         if shown is not None and (shown.run_id, shown.folder) != self._shown:
             self._shown = (shown.run_id, shown.folder)
             look = self._watch.look((shown.run_id,))
             shown = self._choose(look)
-        self._last = look, shown
-        return self._last
-
-    def look_or_note(self) -> tuple[Look, RunState | None]:
-        """Poll the runs. If the storage fails, return the last state with a note."""
-        try:
-            return self.look()
-        except StorageError as error:
-            assert self._last is not None
-            look, shown = self._last
-            return dataclasses.replace(look, notes=(str(error), *look.notes)), shown
+        return look, shown
 
     def _choose(self, look: Look) -> RunState | None:
         runs = [run for run in look.runs if self._wanted in (None, run.run_id)]
         if not runs:
             if self._wanted is not None and look.runs:
-                named = ", ".join(repr(run.run_id) for run in look.runs[:_MAX_NAMED])
+                named = ", ".join(repr(run.run_id) for run in look.runs[:5])
                 raise ConfigError(f"--run: no run is named {self._wanted!r}; there are: {named}")
             return None
         before = next((run for run in runs if (run.run_id, run.folder) == self._shown), None)
@@ -166,30 +145,22 @@ def _table(args: argparse.Namespace, look: Look, shown: RunState | None, width: 
     if shown is None:
         waiting = f"{without_secrets(args.root)}: no rank trace yet"
         return RunTable([waiting], (), [], [], [f"note: {note}" for note in look.notes])
-    return run_table(look, shown, width=max(width, _MIN_WIDTH), height=height, order=args.sort, counters=args.counter)
+    return run_table(look, shown, width=max(width, 40), height=height, order=args.sort, counters=args.counter)
 
 
 def _print(args: argparse.Namespace, look: Look, shown: RunState | None) -> None:
     if args.json:
         print_json(look_document(look, shown).as_dict(), indent=None)
-        return
-    width = shutil.get_terminal_size((120, 0)).columns
-    _print_table(_table(args, look, shown, width, None))
+    else:
+        _print_table(_table(args, look, shown, shutil.get_terminal_size((120, 0)).columns, None))
 
 
 def _print_table(found: RunTable) -> None:
     console = styled_console()
     if console is not None:
         console.print(_drawn(found))
-        return
-    lines = [*found.title]
-    if found.rows:
-        # The last column is text, and is aligned separately.
-        numbers = table(found.head[:-1], [row[:-1] for row in found.rows], left=0)
-        width = max(map(len, numbers))
-        texts = [found.head[-1], *(row[-1] for row in found.rows)]
-        lines += [f"{line.ljust(width)}  {text}".rstrip() for line, text in zip(numbers, texts, strict=True)]
-    print_lines(*lines, *found.below, "")
+    else:
+        print_lines(*(line for line, _ in found.lines()), "")
 
 
 def _interval(text: str) -> float:
@@ -209,22 +180,10 @@ def open_screen() -> Any:
     return live
 
 
-def _drawn(table: RunTable) -> Any:
+def _drawn(found: RunTable) -> Any:
     """Return a table in the form that rich prints."""
     text = importlib.import_module("rich.text").Text
-    group = importlib.import_module("rich.console").Group
-    grid = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in table.head:
-        grid.add_column(
-            printable(heading),
-            justify="left" if heading == table.head[-1] else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            header_style="bold",
-        )
-    for row, mark in zip(table.rows, table.marks, strict=True):
-        # rich does not search a Text for markup.
-        grid.add_row(*(text(printable(cell)) for cell in row), style=_STYLES[mark])
-    lines = [text(printable(line), no_wrap=True, overflow="ellipsis") for line in table.title]
-    below = [text(printable(line), no_wrap=True, overflow="ellipsis", style="dim") for line in table.below]
-    return group(*lines, *([grid] if table.rows else ()), *below)
+    lines = [
+        text(printable(line), style=_STYLES[mark], no_wrap=True, overflow="ellipsis") for line, mark in found.lines()
+    ]
+    return importlib.import_module("rich.console").Group(*lines)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING
 
-from tracekit.cli.arguments import add_output, add_traces
-from tracekit.cli.progress import ProgressBar
-from tracekit.cli.selecting import add_args_option, add_selection, selection_of
-from tracekit.cli.terminal import PROBLEMS, USAGE, print_merge
-from tracekit.errors import CommandError
+from tracekit.cli.arguments import add_args_option, add_option, add_output, add_selection, add_traces, selection_of
+from tracekit.cli.terminal import PROBLEMS, ProgressBar, print_merge
+from tracekit.errors import ConfigError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.merge.report import happened
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit trim``."""
     add_traces(parser, "a trace; or several, which are merged; - for standard input")
     add_output(
         parser,
@@ -28,8 +22,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add_selection(parser, names=True)
     add_args_option(parser)
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
+    add_option(parser, "--json", "print the report as JSON")
+    add_option(parser, "-q --quiet", "print problems only")
     parser.epilog = (
         "Processes have the numbers that a merge gives them. Exit code: 0 done, 1 failed and nothing written, 2 wrong usage, "
         "3 written, but nothing that happened is in it, or events were lost beyond what was to be left out."
@@ -37,10 +31,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit trim``; return its exit code."""
     select = selection_of(args)
     if select == Selection() and args.event_args == "all":
-        raise CommandError("say what to take: --steps, --time-window, --ranks, --categories, --name or --args", USAGE)
+        raise ConfigError("say what to take: --steps, --time-window, --ranks, --categories, --name or --args")
     with fitting_pool(args.output, args.inputs) as executor, ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         report = merge_traces(
             args.output,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import positive
-from tracekit.cli.terminal import FAILED, GOOD, OK, PROBLEMS, USAGE, WARNING, complain, print_answer, print_json
-from tracekit.errors import CommandError, StorageError
+from tracekit.cli.arguments import add_option, positive
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json
+from tracekit.errors import ConfigError, StorageError
 from tracekit.outbox.finish import finish_spool, report_lines
 from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spools
 
-if TYPE_CHECKING:
-    import argparse
-
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit upload``."""
     parser.add_argument(
         "spools",
         type=resolve_path,
@@ -25,11 +22,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SPOOL",
         help=f"spool folders named in the log of a recording, or a folder of them (default: {default_root()})",
     )
-    parser.add_argument(
-        "--tries", type=positive, default=4, metavar="N", help="number of attempts for each file (default: 4)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless something is left")
+    add_option(parser, "--tries N", "number of attempts for each file (default: 4)", type=positive, default=4)
+    add_option(parser, "--json", "print one JSON document with all reports")
+    add_option(parser, "-q --quiet", "print nothing unless something is left")
     parser.epilog = (
         "Uploading twice gives the same objects, and never replaces one that somebody else has written. Exit code: 0 everything "
         "is uploaded, 1 something could not be, 2 wrong usage, 3 a spool is in use by another process."
@@ -37,7 +32,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit upload``; return its exit code."""
     done: list[dict[str, Any]] = []
     busy: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -54,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         done.append(report)
         if not args.json and not (args.quiet and report["complete"]):
-            print_answer(report_lines(report), style=GOOD if report["complete"] else WARNING)
+            print_answer(report_lines(report), style="good" if report["complete"] else "warning")
     if args.json:
         document: dict[str, Any] = {
             "spools": done,
@@ -63,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json(document)
     elif not (done or busy or failed) and not args.quiet:
-        print_answer(["nothing is left to upload"], style=GOOD)
+        print_answer(["nothing is left to upload"], style="good")
     if failed or not all(report["complete"] for report in done):
         return FAILED
     return PROBLEMS if busy else OK
@@ -80,5 +74,5 @@ def _spools(folders: list[Path]) -> list[Path]:
         elif folder.is_dir():
             found += sorted(path.parent for path in folder.glob(f"*/{JOURNAL}"))
         else:
-            raise CommandError(f"{folder}: no such folder; name one that a recording has named as its spool", USAGE)
+            raise ConfigError(f"{folder}: no such folder; name one that a recording has named as its spool")
     return found

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tracekit.check.validation import validate_file
-from tracekit.cli.arguments import add_traces
-from tracekit.cli.terminal import (
-    BAD,
-    FAILED,
-    GOOD,
-    OK,
-    PROBLEMS,
-    WARNING,
-    complain,
-    print_answer,
-    print_json,
-    print_lines,
-)
+from tracekit.check.validation import ValidationReport, validate_file
+from tracekit.cli.arguments import add_option, add_traces
+from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json, print_lines
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
 from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
 
-if TYPE_CHECKING:
-    import argparse
-
-    from tracekit.check.validation import ValidationReport
-
 _COUNTED: Final = {"archive": "trace", "manifest": "file"}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``tracekit validate``."""
     add_traces(
         parser,
         "trace: a file or URL, .json or .json.gz; a folder of them; an archive of traces, .tar or .zip, or its "
@@ -42,15 +26,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         name="files",
         metavar="FILE",
     )
-    parser.add_argument("--strict", action="store_true", help="take warnings for problems too")
-    parser.add_argument("--no-schema", action="store_true", help="do not apply the JSON Schemas")
-    parser.add_argument("--json", action="store_true", help="print one JSON document with all reports")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing for files without problems")
+    add_option(parser, "--strict", "take warnings for problems too")
+    add_option(parser, "--no-schema", "do not apply the JSON Schemas")
+    add_option(parser, "--json", "print one JSON document with all reports")
+    add_option(parser, "-q --quiet", "print nothing for files without problems")
     parser.epilog = "Exit code: 0 no problems, 1 a file cannot be read, 2 wrong usage, 3 problems found."
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run ``tracekit validate``; return its exit code."""
     reports: list[ValidationReport] = []
     unreadable: list[tuple[str, str]] = []
     files: list[str] = []
@@ -93,7 +76,7 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
     shown: dict[str, int] = {}
     for problem in report.problems:
         shown[problem.rule] = shown.get(problem.rule, 0) + problem.count
-        print_answer([str(problem)], style=WARNING if problem.severity == "warning" else BAD)
+        print_answer([str(problem)], style="warning" if problem.severity == "warning" else "bad")
     for rule, count in report.counts.items():
         if count > shown.get(rule, 0):
             print_answer([f"{report.file}: [{rule}] {count - shown.get(rule, 0)} more"])
@@ -103,7 +86,7 @@ def _print(report: ValidationReport, *, quiet: bool, strict: bool) -> None:
         counted(number, word) for number, word in ((report.errors, "error"), (report.warnings, "warning")) if number
     ]
     line = f"{report.file}: {verdict}: {counted(report.events, _COUNTED.get(report.form, 'event'))}"
-    print_answer([", ".join([line, *found])], style=GOOD if is_fine else BAD)
+    print_answer([", ".join([line, *found])], style="good" if is_fine else "bad")
     if report.not_checked:
         print_lines(f"{report.file}: the schemas were not applied: {report.not_checked}", stream=sys.stderr)
 

@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_service
@@ -25,9 +26,6 @@ from tracekit.explain.run_report import report_run
 from tracekit.handlers.merge_process import child_environment
 from tracekit.view.report.page import report_page
 from tracekit.wording import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MAX_LOGGING_S: Final = 600.0
 """Then the process that logs is killed."""
@@ -38,20 +36,9 @@ _NOT_IN_WANDB: Final = re.compile(r"[^\w.-]", re.ASCII)
 
 
 def log_trace(service: str, trace: str, *, run: str | None = None, folder: str | None = None) -> list[str]:
-    """Log a merged trace, and the report on it, as artifacts of one run.
+    """Log a merged trace, and the report on it, as artifacts of one run; return what was logged, where, and what was left out.
 
-    Args:
-        service: One of `LOG_SERVICES`.
-        trace: Path or URL of the trace.
-        run: The name of the run; by default the one that the trace states, else the name of the file.
-        folder: See `log_files`.
-
-    Returns:
-        Sentences on what was logged, where, and what was left out.
-
-    Raises:
-        MissingExtraError: The library is not installed.
-        StorageError: The trace cannot be read, or the service does not take it.
+    The name of the run is by default the one that the trace states, else the name of the file. Raises the errors of `log_files`.
     """
     with tempfile.TemporaryDirectory(prefix="tracekit-report-") as made:
         page = Path(made, "report.html")
@@ -70,18 +57,11 @@ def log_trace(service: str, trace: str, *, run: str | None = None, folder: str |
 def log_files(
     service: str, run: str, files: Sequence[str], *, folder: str | None = None, timeout_s: float = MAX_LOGGING_S
 ) -> str:
-    """Log files as artifacts of one run; return a sentence that says where they are.
+    """Log files (paths or URLs) as artifacts of one run; return a sentence that says where they are.
 
-    Args:
-        service: One of `LOG_SERVICES`.
-        run: The name of the run. ``WANDB_RUN_ID`` or ``MLFLOW_RUN_ID`` in the environment choose an existing run instead.
-        files: Paths or URLs.
-        folder: The folder in which the library works, and makes its files by default; the current one by default.
-        timeout_s: Maximum time of the library.
-
-    Raises:
-        MissingExtraError: The library is not installed.
-        StorageError: A file cannot be read, or the service does not take it.
+    ``WANDB_RUN_ID`` or ``MLFLOW_RUN_ID`` in the environment choose an existing run instead of a new one named ``run``. The
+    library works in ``folder``, by default the current one. Raises MissingExtraError without the library, and StorageError if
+    a file cannot be read or the service does not take it.
     """
     check_service(service, "--log-to ")
     names = " and ".join(storage.basename(file) for file in files)

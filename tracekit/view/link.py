@@ -26,27 +26,17 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TraceLink:
-    """A link into a Perfetto UI.
+    """A link into a Perfetto UI."""
 
-    Attributes:
-        address: The link. Anyone who has it can read the trace.
-        problem: The reason why the UI cannot fetch the trace, and the remedy; None if it can.
-    """
-
-    address: str
-    problem: str | None
+    address: str  # the link. Anyone who has it can read the trace
+    problem: str | None  # the reason why the UI cannot fetch the trace, and the remedy; None if it can
 
 
 def trace_link(url: str, ui: PerfettoUI, life_s: int) -> TraceLink:
-    """Return the link that opens a trace, after a check that the storage lets the UI fetch it.
+    """Return the link that opens a trace (a URL that fsspec can sign), after a check that the storage lets the UI fetch it.
 
-    Args:
-        url: The trace: ``s3://``, ``gs://``, ``hf://``, ``https://`` or another URL that fsspec can sign.
-        ui: The UI.
-        life_s: Life of the link in seconds, if the storage can limit it.
-
-    Raises:
-        StorageError: The trace does not exist, or the storage has no address for a browser.
+    It works for ``life_s`` seconds if the storage can limit that. Raises StorageError if the trace does not exist, or the storage
+    has no address for a browser.
     """
     address = signed_url(url, life_s)
     return TraceLink(ui.link(address), _problem(url, address, ui.origin))

@@ -27,18 +27,15 @@ try:
     from mcp_types import ToolAnnotations
 except ImportError as error:
     raise MissingExtraError("mcp 2 or later", "mcp", "tracekit mcp") from error
+from collections.abc import AsyncIterator, Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
     from anyio.abc import Process
 
 PAGE_CHARS: Final = 20_000
 """Maximum number of characters that a tool returns; the rest is on further pages."""
 
-_MOST_ROWS: Final = 10_000
 _TIME_LIMIT_S: Final = 600
-_LINK_LIFE_S: Final = 3600
 _FINDINGS: Final = (0, 3)
 """Exit codes of a command that has answered."""
 
@@ -53,11 +50,7 @@ _INSTRUCTIONS: Final = (
 class AgentServer:
     """Offers tracekit's answers to an agent. Changes nothing, and reads nothing outside the folders.
 
-    Args:
-        folders: The folders that the agent may read.
-
-    Raises:
-        ConfigError: One of them is not a folder.
+    Raises ConfigError if one of them is not a folder.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -98,12 +91,14 @@ class AgentServer:
 
     def list_runs(self, search: str = "", page: int = 1) -> str:
         """List the runs: folders that hold traces, the newest first. ``search`` selects names that contain it."""
-        runs = sorted((run for run in self._runs() if search.lower() in run[1].lower()), reverse=True)
+        named = [(run, self._name(run.path)) for folder in self._folders for run in find_runs(folder)]
+        runs = sorted(((run, name) for run, name in named if search.lower() in name.lower()), reverse=True)
         if not runs:
             return f"no run{f' with {search!r} in its name' if search else ''} in {', '.join(map(str, self._folders))}"
         lines = [
-            f"{_utc(modified_s)}  {files:5d} files  {size / 1e6:10.1f} MB  {name}"
-            for modified_s, name, files, size in runs
+            f"{time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(run.modified_s))}  {run.files:5d} files  "
+            f"{run.size_bytes / 1e6:10.1f} MB  {name}"
+            for run, name in runs
         ]
         return _page("\n".join(lines), page)
 
@@ -130,13 +125,13 @@ class AgentServer:
 
     async def query(self, run: str, sql: str, page: int = 1) -> str:
         """Ask the event table of a run: one SELECT in DuckDB's SQL. Returns CSV. Read tracekit://schema for the tables."""
-        limits = ("--max-rows", str(_MOST_ROWS), "--max-seconds", str(_TIME_LIMIT_S))
+        limits = ("--max-rows", "10000", "--max-seconds", str(_TIME_LIMIT_S))
         rows = await self._command("query", "--quiet", "--format", "csv", *limits, "--", self._place(run), sql)
         return _page(rows, page, heads=1)
 
     async def open_link(self, trace: str) -> str:
         """Give a link that opens a trace in Perfetto, in a browser on this machine. It works for an hour at most."""
-        command = _program("open", "--no-browser", "--json", "--timeout", str(_LINK_LIFE_S), "--", self._place(trace))
+        command = _program("open", "--no-browser", "--json", "--timeout", "3600", "--", self._place(trace))
         process = await self._links.enter_async_context(
             await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
         )
@@ -145,49 +140,31 @@ class AgentServer:
 
     # ---- how they do it -------------------------------------------------------------------------------------------------
 
-    def _runs(self) -> Iterator[tuple[float, str, int, int]]:
-        """Yield the time of the last write to each run (s since the epoch), its name, number of files and size in bytes."""
-        for folder in self._folders:
-            for run in find_runs(folder):
-                yield run.modified_s, self._name(run.path), run.files, run.size_bytes
-
     def _name(self, path: Path) -> str:
         """Return the path below the only folder; else the whole path."""
         folder = self._folders[0]
         return str(path.relative_to(folder)) if len(self._folders) == 1 else str(path)
 
     def _place(self, name: str) -> str:
-        """Return the path of a run or trace.
-
-        Raises:
-            ToolError: The path does not exist, or is outside the folders.
-        """
+        """Return the path of a run or trace; raise ToolError if it does not exist, or is outside the folders."""
         for folder in self._folders:
             path = (folder / name).resolve()
-            if not any(path.is_relative_to(allowed) for allowed in self._folders):
-                continue
-            if path.exists():
-                self._refuse_way_out(path)
+            if self._holds(path) and path.exists():
+                # A command would follow a link to the outside.
+                for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
+                    if not self._holds(link.resolve()):
+                        raise ToolError(
+                            f"{link}: this link leads out of the folders that may be read; name another run"
+                        )
                 return str(path)
         folders = ", ".join(map(str, self._folders))
         raise ToolError(f"{name}: there is no such run or trace in {folders}; list_runs shows those that are")
 
-    def _refuse_way_out(self, path: Path) -> None:
-        """Refuse a folder with a link to the outside: a command would follow it.
-
-        Raises:
-            ToolError: There is such a link.
-        """
-        for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
-            if not any(link.resolve().is_relative_to(allowed) for allowed in self._folders):
-                raise ToolError(f"{link}: this link leads out of the folders that may be read; name another run")
+    def _holds(self, path: Path) -> bool:
+        return any(path.is_relative_to(allowed) for allowed in self._folders)
 
     async def _command(self, *arguments: str) -> str:
-        """Return what a command prints.
-
-        Raises:
-            ToolError: The command failed, or took too long. The message is that of the command.
-        """
+        """Return what a command prints; raise ToolError with its message if it failed, or took too long."""
         with anyio.move_on_after(_TIME_LIMIT_S):
             done = await anyio.run_process(_program(*arguments), stdin=DEVNULL, check=False, env=_environment())
             if done.returncode in _FINDINGS:
@@ -219,11 +196,7 @@ def _short(line: str) -> str:
 
 
 def _page(text: str, page: int, heads: int = 0) -> str:
-    """Return one page of a text, cut between lines; each page begins with the first ``heads`` lines.
-
-    Raises:
-        ToolError: The page does not exist.
-    """
+    """Return one page of a text, cut between lines; each page begins with the first ``heads`` lines."""
     lines = text.splitlines(keepends=True)
     head, pages = "".join(lines[:heads]), [""]
     for line in map(_short, lines[heads:]):
@@ -237,11 +210,7 @@ def _page(text: str, page: int, heads: int = 0) -> str:
 
 
 async def _first_document(process: Process) -> str:
-    """Return the JSON object that a process prints first.
-
-    Raises:
-        ToolError: The process ended before. The message is that of the command.
-    """
+    """Return the JSON object that a process prints first; raise ToolError with its message if it ended before."""
     text = b""
     if process.stdout is not None:
         async for piece in process.stdout:
@@ -255,7 +224,3 @@ async def _first_document(process: Process) -> str:
 def _end(process: Process) -> None:
     if process.returncode is None:
         process.terminate()
-
-
-def _utc(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_s))

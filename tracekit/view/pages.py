@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracekit.errors import MissingExtraError
 from tracekit.explain.text import duration
@@ -11,20 +12,11 @@ from tracekit.markup import visible
 from tracekit.view.report.content import Name
 from tracekit.wording import counted, size_words
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 class Pages:
-    """Renders templates and escapes all values. Any thread may use it.
+    """Renders templates with ``common`` values, and escapes all values. Any thread may use it.
 
-    Args:
-        extra: The extra of this package that has jinja2.
-        what: The feature that needs it.
-        **common: Values for every template.
-
-    Raises:
-        MissingExtraError: jinja2 is not installed.
+    Raises MissingExtraError, which names the extra and the feature ``what`` that needs it, if jinja2 is not installed.
     """
 
     def __init__(self, extra: str, what: str, **common: Any) -> None:

@@ -1,23 +1,30 @@
-"""Query a trace in SQL with Perfetto's trace processor: the only module that imports ``perfetto``."""
+"""Query a trace in SQL with Perfetto's trace processor, and write rows as a table, CSV, JSON and Parquet.
+
+The only module that imports ``perfetto`` and ``pyarrow``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import importlib
+import io
+import itertools
+import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.errors import MissingExtraError, QueryError, TraceFormatError, TracekitError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.flight_dump import is_flight_dump
 from tracekit.formats.pftrace import WireError, fields
 from tracekit.storage import basename, open_read, size_bytes, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Cell = None | int | float | str | bytes
 _PIECE_BYTES: Final = 16 << 20
@@ -37,25 +44,16 @@ class Rows:
 
 
 def query(
-    path: str,
-    sql: str,
+    path: str,  # a file or URL of any format that Perfetto knows
+    sql: str,  # PerfettoSQL
     *,
-    trace_processor: str | None = None,
+    trace_processor: str | None = None,  # ``trace_processor_shell``; by default the package downloads it (10 MB)
     progress: Callable[[float, str], None] | None = None,
 ) -> Rows:
     """Load a trace into a new trace processor and return the result of a query, or of its last statement.
 
-    Args:
-        path: A file or URL of any format that Perfetto knows.
-        sql: PerfettoSQL.
-        trace_processor: The program ``trace_processor_shell``; by default the package ``perfetto`` downloads it (about 10 MB).
-        progress: Called with the completed share, 0 to 1, and the current work.
-
-    Raises:
-        MissingExtraError: The package is not installed.
-        QueryError: The trace processor cannot be downloaded or started, has died, or the query is wrong.
-        StorageError: The trace cannot be read.
-        TraceFormatError: The trace processor does not take the trace, or it is a dump of torch's flight recorder.
+    Raises MissingExtraError without the package; QueryError if the trace processor cannot be downloaded or started, has died, or
+    the query is wrong; StorageError if the trace cannot be read; TraceFormatError if the trace processor does not take it.
     """
     tell = progress or (lambda share, what: None)
     shown = without_secrets(path)
@@ -157,3 +155,98 @@ def _rows(answer: Any) -> list[tuple[Cell, ...]]:
         }
         cells += [None if kind == kinds.CELL_NULL else next(sources[kind]) for kind in batch.cells]
     return [tuple(cells[start : start + width]) for start in range(0, len(cells), width)] if width else []
+
+
+def as_table(rows: Rows) -> str:
+    """Return rows as a table: columns under their names, numbers at the right, an empty cell for NULL."""
+    if not rows.columns:
+        return ""
+    names, texts, numbers = table_cells(rows)
+    widths = [max(map(len, column)) for column in zip(names, *texts, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = zip(row, widths, numbers, strict=True)
+        return "  ".join(text.rjust(width) if right else text.ljust(width) for text, width, right in cells).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "".join(f"{text}\n" for text in (line(names), rule, *map(line, texts)))
+
+
+def table_cells(rows: Rows) -> tuple[list[str], list[list[str]], list[bool]]:
+    """Return the names of the columns, the cells as text, and True for each column of numbers."""
+    names = [_text(name) for name in rows.columns]
+    texts = [[_text(cell) for cell in row] for row in rows.rows]
+    numbers = [all(isinstance(row[at], int | float | None) for row in rows.rows) for at in range(len(rows.columns))]
+    return names, texts, numbers
+
+
+def as_csv(rows: Rows) -> str:
+    """Return rows as CSV (RFC 4180): the names of the columns first, an empty cell for NULL."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(rows.columns)
+    writer.writerows([_raw_text(cell) for cell in row] for row in rows.rows)
+    return text.getvalue()
+
+
+def as_json(rows: Rows) -> str:
+    """Return ``{"columns": [...], "rows": [[...], ...]}``; NaN, infinities, and bytes in hexadecimal, are strings."""
+    document = {"columns": rows.columns, "rows": [[_json_cell(cell) for cell in row] for row in rows.rows]}
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def as_parquet(rows: Rows) -> bytes:
+    """Return rows as a Parquet file; raise MissingExtraError without pyarrow.
+
+    A column of numbers and strings becomes strings. The second column of a name becomes ``NAME_2``: readers refuse equal names.
+    """
+    try:
+        arrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet", "Parquet") from error
+    columns = []
+    for at in range(len(rows.columns)):
+        cells = [row[at] for row in rows.rows]
+        kinds = {type(cell) for cell in cells if cell is not None}
+        if len(kinds) > 1:
+            # SQLite accepts any value in any column, Parquet only one type.
+            convert = float if kinds == {int, float} else _raw_text
+            cells = [None if cell is None else convert(cell) for cell in cells]
+        columns.append(arrow.array(cells))
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(arrow.Table.from_arrays(columns, names=_unique(rows.columns)), sink)
+    return bytes(sink.getvalue())
+
+
+FORMATS: Final[dict[str, Callable[[Rows], str | bytes]]] = {
+    "table": as_table,
+    "csv": as_csv,
+    "json": as_json,
+    "parquet": as_parquet,
+}
+
+
+def _unique(names: list[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        others = (f"{name}_{number}" for number in itertools.count(2))
+        found.append(next(one for one in (name, *itertools.islice(others, len(names))) if one not in found))
+    return found
+
+
+def _raw_text(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    return cell.hex() if isinstance(cell, bytes) else str(cell)
+
+
+def _text(cell: Cell) -> str:
+    # A line break within a cell would tear the table.
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in _raw_text(cell))
+
+
+def _json_cell(cell: Cell) -> Cell:
+    if isinstance(cell, bytes) or (isinstance(cell, float) and not math.isfinite(cell)):
+        return _raw_text(cell)
+    return cell

@@ -18,7 +18,7 @@ from tracekit.testing import FakeClock
 from tracekit.traces.rank_head import Head, read_head
 from tracekit.view.live import Watch, stages
 from tracekit.view.live import watch as watching
-from tracekit.view.live.processes import Machine
+from tracekit.view.live.files import Machine
 from tracekit.view.live.states import CUT_AFTER_NS, classify
 
 if TYPE_CHECKING:

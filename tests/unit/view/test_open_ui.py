@@ -15,8 +15,7 @@ import pytest
 from tracekit.errors import ConfigError, MissingExtraError, StorageError, TraceFormatError
 from tracekit.formats.byte_stream import PIECE_BYTES
 from tracekit.view.open.prepare import Prepared, mended, prepare
-from tracekit.view.open.size import counted_bytes, too_big
-from tracekit.view.open.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui
+from tracekit.view.open.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui, counted_bytes, too_big
 
 if TYPE_CHECKING:
     from pathlib import Path

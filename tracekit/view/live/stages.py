@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection
+from typing import Final, NamedTuple
 
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_CATEGORIES, LOADING_NAMES
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
 _MAX_LABELS: Final = 10_000
-_MAX_STAGES: Final = 64
 _MAX_CHARACTERS: Final = 500
-_OTHER_STAGES: Final = "(all other stages)"
 _COLLECTIVE: Final = re.compile(COLLECTIVE_NAMES, re.IGNORECASE)
 _LOADING: Final = re.compile(LOADING_NAMES, re.IGNORECASE)
 _STEP: Final = re.compile(r"ProfilerStep#\d{1,18}", re.ASCII)
@@ -22,33 +18,23 @@ _NO_STAGES: Final = _FRAMES | {category.strip(b'"').decode() for category in GPU
 
 
 class Label(NamedTuple):
-    """A name with its category.
+    """A name with its category."""
 
-    Attributes:
-        name: The name.
-        is_stage: False for frames, which enclose stages, and for slices of devices.
-        waits: True for a collective.
-    """
-
-    name: str
-    is_stage: bool
-    waits: bool
+    name: str  # the name
+    is_stage: bool  # false for frames, which enclose stages, and for slices of devices
+    waits: bool  # true for a collective
 
 
 class Labels(dict[tuple[bytes, "bytes | None"], Label]):
     """The labels of names and categories, at most 10,000; those beyond the limit do not count as stages.
 
-    Args:
-        inside: Names of markers to ignore, so that the slices inside them are the stages.
-
-    Attributes:
-        refused: The number of slices beyond the limit.
+    The slices inside the markers with one of the names ``inside`` are stages, and these markers are none.
     """
 
     def __init__(self, inside: Collection[str] = ()) -> None:
         super().__init__()
         self._inside = frozenset(inside)
-        self.refused = 0
+        self.refused = 0  # slices beyond the limit
 
     def __missing__(self, key: tuple[bytes, bytes | None]) -> Label:
         """Return a new label."""
@@ -69,8 +55,8 @@ class Labels(dict[tuple[bytes, "bytes | None"], Label]):
         return f"there are more than {_MAX_LABELS:,} names; the others are no stages" if self.refused else ""
 
 
-Slice = tuple[int, int, int, Label]
-"""Start, negative end, number and label of a slice: sorted, those that enclose others come first."""
+Slice = tuple[int, int, Label]
+"""Start, negative end and label of a slice: sorted by the first two, those that enclose others come first."""
 
 
 def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[str, bool], int]:
@@ -78,22 +64,15 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
 
     A stage is a slice that no other stage encloses, and that encloses no whole step. A collective inside a stage counts as
     another stage, since work and waiting are different things. If stages cross, the time that both share counts for the one
-    that ends first.
-
-    Args:
-        slices: The slices of a thread that overlap the step, and all that those of the step enclose.
-        begin_ns: The start of the step.
-        end_ns: Its end.
-
-    Returns:
-        The time by name, with True for collectives.
+    that ends first. ``slices`` are those of a thread that overlap the step, and all that those of the step enclose, in the
+    order of their ends. The keys are names, with True for collectives.
     """
     found: dict[tuple[str, bool], int] = {}
 
     def add(name: str, waits: bool, time_ns: int) -> None:
         key = (name, waits)
-        if key not in found and len(found) >= _MAX_STAGES:
-            key = (_OTHER_STAGES, False)
+        if key not in found and len(found) >= 64:
+            key = ("(all other stages)", False)
         found[key] = found.get(key, 0) + time_ns
 
     def close() -> None:
@@ -108,7 +87,7 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
     stage: Label | None = None
     inner: dict[str, int] = {}
     began = own_from = until = inner_until = -(1 << 62)
-    for start, minus_end, _, label in sorted(slices, key=_place):
+    for start, minus_end, label in sorted(slices, key=lambda slice_: slice_[:2]):
         end = -minus_end
         if start < until and end <= until:  # inside the stage
             if label.waits and start >= inner_until and stage is not None and not stage.waits:
@@ -122,7 +101,3 @@ def step_stages(slices: list[Slice], begin_ns: int, end_ns: int) -> dict[tuple[s
         began, own_from, until, inner_until = start, max(start, until), end, start
     close()
     return found
-
-
-def _place(slice_: Slice) -> tuple[int, int, int]:
-    return slice_[:3]

@@ -29,14 +29,14 @@ late.
 
 def classify(
     *,
-    there: bool,
-    read: bool,
-    ended: bool,
-    closed: bool,
-    remote: bool,
-    alive: bool | None,
-    quiet_ns: int,
-    cut_after_ns: int = CUT_AFTER_NS,
+    there: bool,  # it has a file
+    read: bool,  # the file was read to its end; large ones take several looks
+    ended: bool,  # it has its summary, or the index of an object store says "complete"
+    closed: bool,  # its newest file has the end of the array; files of a rotation have it too
+    remote: bool,  # it is on an object store
+    alive: bool | None,  # its process runs; None if that is unknown
+    quiet_ns: int,  # time since the last growth
+    cut_after_ns: int = CUT_AFTER_NS,  # the limit of that time
 ) -> tuple[State, str]:
     """Return the state of a rank, and the reason in words.
 
@@ -49,16 +49,6 @@ def classify(
        handlers that write a file for each window have no summary when they end between two; else *cut*. On an object store
        every file is closed: *cut*.
     5. Else *recording*.
-
-    Args:
-        there: It has a file.
-        read: The file was read to its end; large ones take several looks.
-        ended: It has its summary, or the index of an object store says "complete".
-        closed: Its newest file has the end of the array; files of a rotation have it too.
-        remote: It is on an object store.
-        alive: Its process runs; None if that is unknown.
-        quiet_ns: Time since the last growth.
-        cut_after_ns: Limit of that time.
     """
     if not there:
         return "lost", "its file was removed"
@@ -77,232 +67,142 @@ def classify(
 
 
 class Step(NamedTuple):
-    """A training step of a rank.
+    """A training step of a rank."""
 
-    Attributes:
-        number: The batch, counted through the run.
-        start_ns: Its start, ns since the epoch, by the clock of its host.
-        duration_ns: The time between two calls of ``step``.
-    """
-
-    number: int
-    start_ns: int
-    duration_ns: int
+    number: int  # the batch, counted through the run
+    start_ns: int  # its start, ns since the epoch, by the clock of its host
+    duration_ns: int  # the time between two calls of ``step``
 
 
 class StageTime(Result, frozen=True, kw_only=True):
-    """The part of the last steps that a stage took on the training thread.
+    """The part of the last steps that a stage took on the training thread."""
 
-    Attributes:
-        name: The name of its marker: "backward", or "backward > all_reduce" for a collective inside it.
-        total_ns: The sum over these steps.
-        share: The share of the time of these steps; above 1 if it reaches beyond their end.
-        waiting: True for a collective, in which a rank waits for the others.
-    """
-
-    name: str
-    total_ns: int
-    share: float
-    waiting: bool
+    name: str  # the name of its marker: "backward", or "backward > all_reduce" for a collective inside it
+    total_ns: int  # the sum over these steps
+    share: float  # the share of the time of these steps; above 1 if it reaches beyond their end
+    waiting: bool  # true for a collective, in which a rank waits for the others
 
 
 class RankStatus(Result, frozen=True, kw_only=True):
     """A rank as of the last look. Times are by the clock of its host, except ``quiet_ns``.
 
     Attributes:
-        rank: The rank.
         state: recording: its process writes. finished: the recording has ended. cut: its file has no end, as when the process
             is killed. lost: its file was removed.
-        reason: The reason for its state, in words.
-        path: The file that it writes, or has written last.
-        files: The number of its files: segments, and those of children and earlier attempts.
-        local_rank: Its number on its host.
-        world_size: The number of ranks.
-        node: The number of the host.
-        host: The name of the host.
-        pid: The process id.
-        attempt: The number of restarts by the launcher.
-        run_id: The name of the run.
-        iteration: The training time that was written last; None before the first one.
-        epoch: Likewise.
-        batch: The number of completed batches.
-        steps_seen: The number of steps read in all looks together.
-        last_step_ns: The duration of the last step; None before the first one.
-        median_step_ns: The median of the last 64 steps.
         own_step_ns: The median without its share of collectives. Ranks that wait for each other all have the step time of the
             slowest; the slow one shows where nobody waits.
-        stages: The stages of the last steps, longest first.
-        staged_ns: The time of the steps in ``stages``.
-        waiting_ns: The part of it in collectives.
         doing: The open slices of the training thread, outermost first, as of its last flush. Short slices are written when they
             end and are not among them.
-        evaluating: True if a slice named evaluation or validation is open.
-        evaluations: The number of evaluations that were read.
-        counters: The last value of each counter, by name, or by name and series.
-        lost_events: The number of events that its files state as lost.
-        unreadable: The number of places in them without a readable event.
-        size_bytes: The size of its files.
-        skipped_bytes: Bytes that are never read, since they are from long before the first look or come too fast.
-        behind_bytes: Bytes that are not read yet.
-        start_ns: The start of its recording, ns since the epoch.
-        written_ns: The last change of its file, by the clock of the storage; 0 if unknown.
-        quiet_ns: Time since the last growth, by the clock of this machine.
-        unhealthy: True if it is cut or lost, or has lost data.
     """
 
-    rank: int
+    rank: int  # the rank
     state: State
-    reason: str
-    path: str
-    files: int
-    local_rank: int
-    world_size: int
-    node: int
-    host: str
-    pid: int
-    attempt: int
-    run_id: str
-    iteration: int | None
-    epoch: int | None
-    batch: int | None
-    steps_seen: int
-    last_step_ns: int | None
-    median_step_ns: int | None
+    reason: str  # the reason for its state, in words
+    path: str  # the file that it writes, or has written last
+    files: int  # the number of its files: segments, and those of children and earlier attempts
+    local_rank: int  # its number on its host
+    world_size: int  # the number of ranks
+    node: int  # the number of the host
+    host: str  # the name of the host
+    pid: int  # the process id
+    attempt: int  # the number of restarts by the launcher
+    run_id: str  # the name of the run
+    iteration: int | None  # the training time that was written last; None before the first one
+    epoch: int | None  # likewise
+    batch: int | None  # the number of completed batches
+    steps_seen: int  # the number of steps read in all looks together
+    last_step_ns: int | None  # the duration of the last step; None before the first one
+    median_step_ns: int | None  # the median of the last 64 steps
     own_step_ns: int | None
-    stages: tuple[StageTime, ...]
-    staged_ns: int
-    waiting_ns: int
+    stages: tuple[StageTime, ...]  # the stages of the last steps, longest first
+    staged_ns: int  # the time of the steps in ``stages``
+    waiting_ns: int  # the part of it in collectives
     doing: tuple[str, ...]
-    evaluating: bool
-    evaluations: int
-    counters: dict[str, float]
-    lost_events: int
-    unreadable: int
-    size_bytes: int
-    skipped_bytes: int
-    behind_bytes: int
-    start_ns: int
-    written_ns: int
-    quiet_ns: int
-    unhealthy: bool
+    evaluating: bool  # true if a slice named evaluation or validation is open
+    evaluations: int  # the number of evaluations that were read
+    counters: dict[str, float]  # the last value of each counter, by name, or by name and series
+    lost_events: int  # the number of events that its files state as lost
+    unreadable: int  # the number of places in them without a readable event
+    size_bytes: int  # the size of its files
+    skipped_bytes: int  # bytes that are never read, since they are from long before the first look or come too fast
+    behind_bytes: int  # bytes that are not read yet
+    start_ns: int  # the start of its recording, ns since the epoch
+    written_ns: int  # the last change of its file, by the clock of the storage; 0 if unknown
+    quiet_ns: int  # time since the last growth, by the clock of this machine
+    unhealthy: bool  # true if it is cut or lost, or has lost data
 
 
 class RankState(RankStatus, frozen=True, kw_only=True):
-    """A rank with its steps.
+    """A rank with its steps."""
 
-    Attributes:
-        steps: The last of its steps, at most 64, oldest first.
-    """
-
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...]  # the last of its steps, at most 64, oldest first
 
 
 class Slowest(Result, frozen=True, kw_only=True):
-    """The rank whose steps take longest without its collectives.
+    """The rank whose steps take longest without its collectives."""
 
-    Attributes:
-        rank: The rank.
-        by_ns: The difference of a step from the median of the others.
-        share: The same as a share of that median.
-        stage: The stage with the largest difference from the median of the others; empty if no stages are known.
-    """
-
-    rank: int
-    by_ns: int
-    share: float
-    stage: str
+    rank: int  # the rank
+    by_ns: int  # the difference of a step from the median of the others
+    share: float  # the same as a share of that median
+    stage: str  # the stage with the largest difference from the median of the others; empty if no stages are known
 
 
 class RunStatus(Result, frozen=True, kw_only=True):
     """A run as of the last look.
 
     Attributes:
-        run_id: Its name.
-        folder: The folder or prefix of all its files.
         state: Recording while any rank is; else cut or lost if any rank is; else finished. Missing ranks do not count.
-        unhealthy: True if a rank is cut, lost or missing, or has lost data.
-        world_size: The number of ranks that it should have.
-        missing: Ranks without any file, the first 1,000.
-        missing_count: Their number.
-        start_ns: The start of its first recording, ns since the epoch.
-        step: The batch of the furthest rank; None if unknown.
-        step_skew: The number of batches between the first and the last recording rank.
-        median_step_ns: The median of the ranks' median steps; None without steps.
-        slowest: The slowest rank; None if fewer than two have steps.
-        lost_events: The number of events that its ranks state as lost.
     """
 
-    run_id: str
-    folder: str
+    run_id: str  # its name
+    folder: str  # the folder or prefix of all its files
     state: State
-    unhealthy: bool
-    world_size: int
-    missing: tuple[int, ...]
-    missing_count: int
-    start_ns: int
-    step: int | None
-    step_skew: int
-    median_step_ns: int | None
-    slowest: Slowest | None
-    lost_events: int
+    unhealthy: bool  # true if a rank is cut, lost or missing, or has lost data
+    world_size: int  # the number of ranks that it should have
+    missing: tuple[int, ...]  # ranks without any file, the first 1,000
+    missing_count: int  # their number
+    start_ns: int  # the start of its first recording, ns since the epoch
+    step: int | None  # the batch of the furthest rank; None if unknown
+    step_skew: int  # the number of batches between the first and the last recording rank
+    median_step_ns: int | None  # the median of the ranks' median steps; None without steps
+    slowest: Slowest | None  # the slowest rank; None if fewer than two have steps
+    lost_events: int  # the number of events that its ranks state as lost
 
 
 class RunState(RunStatus, frozen=True, kw_only=True):
-    """A run with its ranks and files.
+    """A run with its ranks and files."""
 
-    Attributes:
-        ranks: The states of ranks that have or had a file, in order.
-        paths: All its files.
-    """
-
-    ranks: tuple[RankState, ...]
-    paths: tuple[str, ...]
+    ranks: tuple[RankState, ...]  # the states of ranks that have or had a file, in order
+    paths: tuple[str, ...]  # all its files
 
 
 class ShownRun(RunStatus, frozen=True, kw_only=True):
-    """A run with its ranks, as of the last look.
+    """A run with its ranks, as of the last look."""
 
-    Attributes:
-        ranks: The ranks that have or had a file, in order.
-    """
-
-    ranks: list[RankStatus]
+    ranks: list[RankStatus]  # the ranks that have or had a file, in order
 
 
 class LookDocument(Result, frozen=True, kw_only=True):
     """The runs below a folder at one moment, as ``tracekit top --json`` prints them on one line.
 
     Times are ns since the epoch, durations are ns.
-
-    Attributes:
-        time_ns: The time by the clock of the machine that looked.
-        run: The run that is shown, or null before the first one.
-        other_runs: The other runs. Only the ends of their files were read.
-        notes: Sentences for the reader.
     """
 
     format_version: int = 2
-    time_ns: int
-    run: ShownRun | None
-    other_runs: list[RunStatus]
-    notes: list[str]
+    time_ns: int  # the time by the clock of the machine that looked
+    run: ShownRun | None  # the run that is shown, or null before the first one
+    other_runs: list[RunStatus]  # the other runs. Only the ends of their files were read
+    notes: list[str]  # sentences for the reader
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The runs below a folder at one moment.
+    """The runs below a folder at one moment."""
 
-    Attributes:
-        time_ns: The time, ns since the epoch, by the clock of this machine.
-        runs: The runs, the newest first.
-        others: The traces of other tools and of earlier merges, by path.
-        notes: Sentences for the reader.
-    """
-
-    time_ns: int
-    runs: tuple[RunState, ...]
-    others: tuple[tuple[Entry, OtherTrace], ...]
-    notes: tuple[str, ...]
+    time_ns: int  # the time, ns since the epoch, by the clock of this machine
+    runs: tuple[RunState, ...]  # the runs, the newest first
+    others: tuple[tuple[Entry, OtherTrace], ...]  # the traces of other tools and of earlier merges, by path
+    notes: tuple[str, ...]  # sentences for the reader
 
 
 def look_document(look: Look, shown: RunState | None) -> LookDocument:

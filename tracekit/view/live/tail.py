@@ -9,12 +9,11 @@ from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.gzip_codec import InflateError, inflater
 from tracekit.formats.json.reader import TraceReader
-from tracekit.traces.trace_store import Part
+from tracekit.traces.trace_store import Entry, Part
 
 if TYPE_CHECKING:
     from tracekit.formats.trace_event import Event
     from tracekit.traces.rank_head import Head
-    from tracekit.traces.trace_store import Entry
 
 PIECE_BYTES: Final = 1 << 20
 """The size of one read. A longer line is skipped; tracekit's lines have at most some kilobytes."""
@@ -36,34 +35,21 @@ class FileTail:
 
     Each read stops before a comma, because the last comma becomes the closing bracket when a recording ends. The next read
     compares the bytes before that place with those of the last read.
-
-    Args:
-        entry: The file as the storage lists it.
-        head: Its first lines.
-
-    Attributes:
-        entry: The file as the storage lists it now.
-        head: Its first lines.
-        lost_events: The number of events in its line of losses.
-        closed: True if the end of the array was read.
-        unreadable: The number of places without a readable event.
-        skipped_bytes: The number of bytes that are never read; of a packed file, unpacked.
-        packed: True for gzip. Packed files are complete.
-        from_ns: The first time in it; negative if unknown.
     """
 
     def __init__(self, entry: Entry, head: Head) -> None:
-        self.entry = entry
+        self.entry = entry  # as the storage lists it now
         self.head = head
-        self.lost_events = head.lost_events
-        self.packed = entry.path.endswith(".gz")
-        self.from_ns = -1 if head.first_ns is None else head.first_ns
+        self.lost_events = head.lost_events  # in its line of losses
+        self.packed = entry.path.endswith(".gz")  # packed files are complete
+        self.from_ns = -1 if head.first_ns is None else head.first_ns  # the first time in it; negative if unknown
         self.restart()
 
     def restart(self) -> None:
         """Read it from its start."""
-        self.closed = self.packed
-        self.unreadable = self.skipped_bytes = 0
+        self.closed = self.packed  # the end of the array was read
+        self.unreadable = 0  # places without a readable event
+        self.skipped_bytes = 0  # bytes that are never read; of a packed file, unpacked
         self._at = self.head.body_at  # in the unpacked file
         self._seen_bytes = -1  # the size when it was read to its end
         self._checked = b""
@@ -106,14 +92,14 @@ class FileTail:
             self._seen_bytes = self.entry.size_bytes
         else:
             self._at, self._is_torn = plain._at, plain._is_torn
-            self._unpack = _Unpack(self._at, None)
+            self._unpack = _Unpack(self._at)
 
     def next_part(self) -> Part | None:
         """Return the part to read next; None if nothing is new."""
         if not self.unread_bytes:
             return None
         if self.packed:
-            self._unpack = self._unpack or _Unpack(self._at, None)
+            self._unpack = self._unpack or _Unpack(self._at)
             start = self._unpack.taken_bytes
             return Part(self.entry.path, start, min(start + _PACKED_BYTES, self.entry.size_bytes))
         start = self._at - len(self._checked)
@@ -122,25 +108,21 @@ class FileTail:
     def take(self, part: Part, data: bytes) -> list[Event]:
         """Return the events in the bytes of a part; raise ChangedError if the file is another one."""
         is_last = part.end >= self.entry.size_bytes
-        if self.packed:
-            return self._take_packed(data, is_last=is_last)
-        if not data.startswith(self._checked) or len(data) + part.start < self._at:
-            raise ChangedError
-        events = self._take_records(data[len(self._checked) :])
+        if self._unpack is None:
+            if not data.startswith(self._checked) or len(data) + part.start < self._at:
+                raise ChangedError
+            events = self._take_records(data[len(self._checked) :])
+        else:
+            unpack = self._unpack
+            unpacked, skipped = unpack.take(data, is_last=is_last)
+            is_last = is_last or unpack.damaged
+            self.unreadable += unpack.damaged
+            self.skipped_bytes += skipped
+            self._is_torn = self._is_torn or skipped > 0
+            events = self._take_records(unpacked) if unpacked is not None else []
         if is_last:
             self._seen_bytes = self.entry.size_bytes
         return events
-
-    def _take_packed(self, data: bytes, *, is_last: bool) -> list[Event]:
-        assert self._unpack is not None
-        unpacked, skipped = self._unpack.take(data, is_last=is_last)
-        self.unreadable += self._unpack.damaged
-        if skipped:
-            self.skipped_bytes += skipped
-            self._is_torn = True
-        if is_last or self._unpack.damaged:
-            self._seen_bytes = self.entry.size_bytes
-        return [] if unpacked is None else self._take_records(unpacked)
 
     def _take_records(self, data: bytes) -> list[Event]:
         """Return the events of the whole records in bytes, and note the place behind them."""
@@ -183,22 +165,12 @@ class FileTail:
 
 
 class _Unpack:
-    """Unpacks a gzip file in parts.
+    """Unpacks a gzip file in parts, behind bytes that were read before; with a window, only the last bytes of the file."""
 
-    Args:
-        known_bytes: The number of unpacked bytes that were read before.
-        window_bytes: Return only the last so many bytes, at the end of the file; None returns all as they come.
-
-    Attributes:
-        taken_bytes: The number of packed bytes so far.
-        held: Bytes to return before the next ones.
-        damaged: True if the rest cannot be unpacked.
-    """
-
-    def __init__(self, known_bytes: int, window_bytes: int | None) -> None:
-        self.taken_bytes = 0
-        self.held = b""
-        self.damaged = False
+    def __init__(self, known_bytes: int, window_bytes: int | None = None) -> None:
+        self.taken_bytes = 0  # packed bytes so far
+        self.held = b""  # returned before the next ones
+        self.damaged = False  # the rest cannot be unpacked
         self._known = known_bytes
         self._window = window_bytes
         self._skipped = 0
@@ -215,10 +187,11 @@ class _Unpack:
         known = min(len(piece), self._known)
         self._known -= known
         self.held += piece[known:]
-        if self._window is not None and len(self.held) > self._window:
-            self._skipped += len(self.held) - self._window
-            self.held = self.held[-self._window :]
-        if self._window is not None and not is_last and not self.damaged:
-            return None, 0
+        if self._window is not None:
+            cut = max(0, len(self.held) - self._window)
+            self._skipped += cut
+            self.held = self.held[cut:]
+            if not is_last and not self.damaged:
+                return None, 0
         given, self.held = self.held, b""
         return given, self._skipped

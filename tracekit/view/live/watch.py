@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterator
+from typing import Final
 
-from tracekit.clock import SYSTEM_CLOCK
+from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.errors import StorageError
 from tracekit.storage import without_secrets
 from tracekit.traces.rank_head import Index
-from tracekit.traces.trace_store import open_place
-from tracekit.view.live.catalog import FileCatalog
-from tracekit.view.live.processes import Machine
+from tracekit.traces.trace_store import Part, open_place
+from tracekit.view.live.files import FileCatalog, Machine, RecordingProcess
 from tracekit.view.live.progress import ProgressTracker
 from tracekit.view.live.runs import RunFiles, group_runs, run_state
 from tracekit.view.live.stages import Labels
 from tracekit.view.live.states import CUT_AFTER_NS, Look, RankState, RunState, classify
-from tracekit.view.live.tail import PIECE_BYTES, ChangedError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from tracekit.clock import Clock
-    from tracekit.traces.trace_store import Part
-    from tracekit.view.live.processes import RecordingProcess
-    from tracekit.view.live.tail import FileTail
+from tracekit.view.live.tail import PIECE_BYTES, ChangedError, FileTail
 
 MAX_BYTES: Final = 16 << 20
 """The default maximum number of bytes of one look, which take about a second."""
@@ -32,12 +24,11 @@ MAX_BYTES: Final = 16 << 20
 _WINDOW_BYTES: Final = 8 << 20  # read of a recording that existed before the first look, or grows too fast
 _MIN_WINDOW_BYTES: Final = 64 << 10
 _TAIL_BYTES: Final = 16 << 10  # read of runs that nobody follows
-_NO_LIMIT: Final = 1 << 62
 _PACKED_WORTH: Final = 8  # a byte of gzip is as much work as so many plain ones
 _MAX_SLICES: Final = (256, 16_384)  # of a step; the limits for many and for few processes
 _MAX_ALL_SLICES: Final = 2_000_000
 _SURELY_QUIET_NS: Final = 5_000_000_000
-_MAX_NOTES: Final = 5
+_HEAD_FIELDS: Final = ("rank", "local_rank", "world_size", "node", "host", "pid", "attempt", "run_id", "start_ns")
 
 
 class Watch:
@@ -45,29 +36,18 @@ class Watch:
 
     Each look lists the files, reads the heads of new ones, and of the others the new whole records. Bytes per look and memory are
     bounded: a recording that grows by more is continued at its end (`RankState.skipped_bytes`). An object store is listed every
-    5 s at most. Use it from one thread at a time. It has no thread and no open file.
-
-    Args:
-        root: A folder or URL with one run or many.
-        max_bytes: The approximate maximum number of bytes of a look; at least 1 MiB.
-        inside: Names of markers to ignore, so that the slices inside them are the stages.
-        cut_after_s: Time without a change after which a recording counts as cut; see `CUT_AFTER_NS`.
-        confined: Ignore symbolic links that lead out of the root.
-        clock: The clocks.
-
-    Raises:
-        ConfigError: The root is a file.
-        StorageError: The storage is unknown.
+    5 s at most. Use it from one thread at a time. It has no thread and no open file. Raises ConfigError if the root is a file,
+    StorageError if the storage is unknown.
     """
 
     def __init__(
         self,
-        root: str,
+        root: str,  # a folder or URL with one run or many
         *,
-        max_bytes: int = MAX_BYTES,
-        inside: Collection[str] = (),
-        cut_after_s: float = CUT_AFTER_NS / 1e9,
-        confined: bool = False,
+        max_bytes: int = MAX_BYTES,  # of a look, about; at least 1 MiB
+        inside: Collection[str] = (),  # names of markers to ignore, so that the slices inside them are the stages
+        cut_after_s: float = CUT_AFTER_NS / 1e9,  # time without a change after which a recording counts as cut
+        confined: bool = False,  # ignore symbolic links that lead out of the root
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = open_place(root, confined=confined)
@@ -84,13 +64,9 @@ class Watch:
         self._complete: set[tuple[str, int, int, int]] = set()  # recordings that are complete by their index
 
     def look(self, follow: Collection[str] | None = None) -> Look:
-        """Look at the runs.
+        """Look at the runs; raise StorageError if the folder is missing or cannot be listed.
 
-        Args:
-            follow: The names of the runs to read whole; only the end of others is read. None for all runs.
-
-        Raises:
-            StorageError: The folder is missing or cannot be listed.
+        Runs with the names ``follow`` (None: all) are read whole, and only the ends of the others.
         """
         self._looks += 1
         self._errors.clear()
@@ -153,7 +129,7 @@ class Watch:
         share = max(_MIN_WINDOW_BYTES, budget // max(1, len(waiting)))
         for process, is_followed in waiting:
             if is_followed:
-                most = _WINDOW_BYTES if unread_bytes > budget else _NO_LIMIT
+                most = _WINDOW_BYTES if unread_bytes > budget else 1 << 62
                 process.keep_up(min(_WINDOW_BYTES, share), most)
             else:
                 process.keep_up(_TAIL_BYTES, 4 * _TAIL_BYTES)
@@ -195,33 +171,25 @@ class Watch:
             quiet_ns=quiet_ns,
             cut_after_ns=max(self._cut_after_ns, 3 * process.pace_ns if self._store.remote else 0),
         )
-        progress = process.result()
+        progress = process.tracker.result()
         if state == "finished":
             progress = {**progress, "doing": (), "evaluating": False}
         lost_events = process.lost_events + lost_before
         unreadable = sum(file.unreadable for file in process.files)
         return RankState(
-            rank=head.rank,
             state=state,
             reason=reason,
             path=without_secrets(newest.entry.path),
             files=files,
-            local_rank=head.local_rank,
-            world_size=head.world_size,
-            node=head.node,
-            host=head.host,
-            pid=head.pid,
-            attempt=head.attempt,
-            run_id=head.run_id,
             lost_events=lost_events,
             unreadable=unreadable,
             size_bytes=sum(file.entry.size_bytes for file in process.files),
             skipped_bytes=process.skipped_bytes,
             behind_bytes=process.unread_bytes,
-            start_ns=head.start_ns,
             written_ns=newest.entry.written_ns,
             quiet_ns=quiet_ns,
             unhealthy=state in ("cut", "lost") or bool(lost_events or unreadable),
+            **{name: getattr(head, name) for name in _HEAD_FIELDS},
             **progress,
         )
 
@@ -237,6 +205,6 @@ class Watch:
 
     def _notes(self) -> Iterator[str]:
         yield from self._catalog.notes()
-        yield from (text for text, _ in self._errors.most_common(_MAX_NOTES))
+        yield from (text for text, _ in self._errors.most_common(5))
         if self._labels.refused:
             yield self._labels.note

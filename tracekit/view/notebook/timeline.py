@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tracekit.events import Instant, SliceBegin, SliceEnd
+from tracekit.events import Event, Instant, SliceBegin, SliceEnd, Track
 from tracekit.explain.text import duration, share, table
 from tracekit.markup import html_lines, html_table, plain
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.report.axes import TIMES, axis
 from tracekit.view.report.drawing import CATEGORIES, cut
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tracekit.events import Event, Track
-
 _WIDTH: Final = 960
 _LABEL_WIDTH: Final = 150
 _ROW: Final = 18
 _AXIS: Final = 24
-_MAX_SPANS: Final = 2000
 _MAX_ROWS: Final = 15
 _COLUMNS: Final = ("marker", "count", "total", "mean", "longest", "of the cell")
 _MAX_DEPTH: Final = 12
-_MAX_TRACKS: Final = 24
 _CHARACTER: Final = 6.6  # the width of a letter at 11 px, about
 
 
@@ -90,12 +84,9 @@ def totals(spans: Sequence[Span]) -> list[MarkerTotal]:
 
 
 class RecordedCell:
-    """A recorded cell. Notebooks show it as HTML, terminals as text.
+    """A recorded cell: its slices (the cell itself is one), the number of lost events, and the trace that was written, if any.
 
-    Args:
-        spans: Its slices; the cell itself is one of them.
-        lost: The number of lost events.
-        file: The trace that was written, if any.
+    Notebooks show it as HTML, terminals as text.
     """
 
     def __init__(self, spans: Sequence[Span], *, lost: int = 0, file: str | None = None) -> None:
@@ -132,9 +123,9 @@ def timeline_svg(spans: Sequence[Span], title: str) -> str:
     tracks: dict[Track, list[Span]] = {}
     for span in spans:
         tracks.setdefault(span.track, []).append(span)
-    rows = sorted(tracks.values(), key=lambda each: (each[0].track.sort_index, each[0].start_ns))[:_MAX_TRACKS]
+    rows = sorted(tracks.values(), key=lambda each: (each[0].track.sort_index, each[0].start_ns))[:24]
     fitting = [span for row in rows for span in row if span.depth < _MAX_DEPTH]
-    drawn = set(map(id, sorted(fitting, key=lambda span: -span.duration_ns)[:_MAX_SPANS]))
+    drawn = set(map(id, sorted(fitting, key=lambda span: -span.duration_ns)[:2000]))
     start = min((span.start_ns for span in spans), default=0)
     length = max(1, max((span.end_ns for span in spans), default=0) - start)
     scale = (_WIDTH - _LABEL_WIDTH) / length

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.byte_stream import HEAD_BYTES, packing_of
@@ -16,9 +17,6 @@ from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.storage import basename, download, is_remote, open_read, same_file
 from tracekit.traces.inputs import trace_files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # Perfetto takes these in an array of events, as a recording that goes on or was killed leaves it.
 _HARMLESS: Final = {"cut_file", "cut_event"}
@@ -42,27 +40,15 @@ class Prepared:
 
 
 def prepare(
-    inputs: Sequence[str],
-    folder: Path,
-    output: str | None = None,
+    inputs: Sequence[str],  # files, folders, globs and URLs
+    folder: Path,  # for temporary files
+    output: str | None = None,  # the merged trace; in ``folder`` by default
     *,
-    overwrite: bool = False,
-    event_args: str = "all",
+    overwrite: bool = False,  # ``output`` may be replaced
+    event_args: str = "all",  # see `merge_traces`; one file is rewritten unless this is "all"
     progress: Callable[[float, str], None] | None = None,
 ) -> Prepared:
-    """Return the file to open. One file is opened as it is; several, and folders, are merged.
-
-    Args:
-        inputs: Files, folders, globs and URLs.
-        folder: A folder for temporary files.
-        output: The merged trace; in ``folder`` by default.
-        overwrite: Whether ``output`` may be replaced.
-        event_args: The arguments of events to keep: see `merge_traces`. One file is rewritten unless this is "all".
-        progress: Called with the completed share, 0 to 1, and the current work.
-
-    Raises:
-        TracekitError: An input cannot be read or merged, or the output cannot be written.
-    """
+    """Return the file to open. One file is opened as it is; several, and folders, are merged. Raises TracekitError."""
     if len(inputs) == 1 and event_args == "all":
         (name,) = inputs
         files = trace_files(name, flight_dumps=True)
@@ -90,10 +76,8 @@ def mended(prepared: Prepared, folder: Path, progress: Callable[[float, str], No
     """Return a trace as it is, or a repaired copy in a folder where Perfetto would refuse it or never end.
 
     NaN in a counter makes Perfetto's engine loop endlessly. A cut object, a cut gzip file and some escapes make it refuse the
-    whole trace. The trace is read completely, unless a merge has written it.
-
-    Raises:
-        TracekitError: It cannot be read or repaired, or Perfetto could not show it.
+    whole trace. The trace is read completely, unless a merge has written it. Raises TracekitError if it cannot be read or
+    repaired, or Perfetto could not show it.
     """
     if prepared.merge is not None or not _is_damaged(str(prepared.path), progress):
         return prepared

@@ -9,19 +9,17 @@ import json
 import os
 import secrets
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from tracekit.errors import StorageError
-from tracekit.view.open.ui import content_type, fragment
+from tracekit.view.open.ui import PerfettoUI, content_type, fragment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from email.message import Message
-
-    from tracekit.view.open.ui import PerfettoUI
 
 HOST: Final = "127.0.0.1"
 PERFETTO_PORT: Final = 9001
@@ -59,14 +57,8 @@ class OneFileServer:
     """Serves a trace on the loopback interface, and the page that hands it to Perfetto's UI, or that UI itself.
 
     Every address needs the token in it. A request with a foreign ``Host`` (DNS rebinding), from a page of another origin
-    than the UI's, with another method or path gets an empty 404. Serves between ``__enter__`` and ``__exit__``.
-
-    Attributes:
-        port: The port that is listened at: by default `PERFETTO_PORT`, or any where that is in use.
-        handed_over: True once the UI has the trace.
-
-    Raises:
-        StorageError: The file cannot be read, or the port is in use.
+    than the UI's, with another method or path gets an empty 404. Serves between ``__enter__`` and ``__exit__``. The port is by
+    default `PERFETTO_PORT`, or any where that is in use. Raises StorageError if the file cannot be read, or the port is in use.
     """
 
     def __init__(self, trace: Path, ui: PerfettoUI, *, port: int | None = None) -> None:
@@ -82,7 +74,7 @@ class OneFileServer:
             for path in filter(Path.is_file, ui.folder.rglob("*")):
                 self._files[self._entry + quote(path.relative_to(ui.folder).as_posix())] = path
             self._files[self._entry] = ui.folder / "index.html"
-        self.handed_over = False
+        self.handed_over = False  # true once the UI has the trace
         self._asked = threading.Event()
         try:
             trace.open("rb").close()  # before a browser is opened

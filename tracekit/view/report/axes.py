@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple, TypeAlias
 
-_LOG_TICKS: Final = 5
-_TICKS: Final = 4
 _LEAST: Final = 1e-200
 _MAX_PLAIN: Final = 1e12  # larger numbers have an exponent
 
@@ -49,7 +47,7 @@ def axis(low: float, high: float, units: Units, *, log: bool = False) -> Axis:
     elif high - low < size * 1e-9:
         low, high = (0.0, high) if high > 0 else (low, 0.0)
     factor, unit = _best(max(abs(low), abs(high)), units)
-    step, values = round_ticks(low / factor, high / factor, _TICKS)
+    step, values = round_ticks(low / factor, high / factor, 4)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = [(value * factor, _tick(value, digits, unit)) for value in values]
     return Axis(ticks[0][0], ticks[-1][0], False, ticks)
@@ -92,7 +90,7 @@ def _space(unit: str) -> str:
 def _log_axis(low: float, high: float, units: Units) -> Axis:
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     if last - first > 2:
-        every = -(-(last - first) // _LOG_TICKS)
+        every = -(-(last - first) // 5)
         values = [10.0**power for power in range(first, last + every, every)]
     else:
         values = [10.0**power * by for power in range(first, last + 1) for by in (1, 2, 5)]

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from tracekit.explain.text import shortened
 from tracekit.markup import visible
 from tracekit.wording import counted, rank_spans
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_LONGEST: Final = 60
-_LONGEST_WHOLE: Final = 300
 UNFOLDED_ROWS: Final = 24
-_MOST_SPANS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name from a trace. It is shown shortened, and isolated from the text around it.
+    """A name from a trace. It is shown shortened, and isolated from the text around it."""
 
-    Attributes:
-        full: The name.
-        width: The number of letters that are shown.
-        stands_out: True if it is emphasized.
-    """
-
-    full: str
-    width: int = _LONGEST
-    stands_out: bool = True
+    full: str  # the name
+    width: int = 60  # the number of letters that are shown
+    stands_out: bool = True  # true if it is emphasized
 
     @property
     def shown(self) -> str:
@@ -40,7 +29,7 @@ class Name:
     @property
     def whole(self) -> str:
         """The tooltip; empty if the name is not shortened."""
-        return "" if len(self.full) <= self.width else shortened(visible(self.full), _LONGEST_WHOLE)
+        return "" if len(self.full) <= self.width else shortened(visible(self.full), 300)
 
 
 Words: TypeAlias = "str | Name | Sequence[str | Name]"
@@ -48,18 +37,13 @@ Words: TypeAlias = "str | Name | Sequence[str | Name]"
 
 
 class Table(NamedTuple):
-    """A table; the first cell of a row is its heading.
-
-    Attributes:
-        more: The rows that are left out, in words; empty for none.
-        text: The columns of words, counted from 1.
-    """
+    """A table; the first cell of a row is its heading."""
 
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[Words]]
-    more: str = ""
-    text: Sequence[int] = (1,)
+    more: str = ""  # the rows that are left out, in words; empty for none
+    text: Sequence[int] = (1,)  # the columns of words, counted from 1
 
     @property
     def folded(self) -> bool:
@@ -107,4 +91,4 @@ def more(count: int, word: str, where: str = ": see tracekit summary --json") ->
 
 def which_ranks(ranks: Sequence[int]) -> str:
     """Return "rank 3" or "ranks 0–2, 5"; of many, the first few and how many there are."""
-    return rank_spans(ranks, dash="–", most=_MOST_SPANS)
+    return rank_spans(ranks, dash="–", most=8)

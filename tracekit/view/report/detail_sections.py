@@ -8,7 +8,7 @@ from tracekit.explain.cells import NAME_HEAD, device_cells, name_rows
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import BYTES, NUMBERS, Units, words
 from tracekit.view.report.content import Figure, Name, Section, Table, more, which_ranks
-from tracekit.view.report.plots import Line, line_plot
+from tracekit.view.report.plots import line_plot
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from tracekit.explain.run_report import RunReport
 
 _MOST_DEVICES: Final = 64
-_MOST_MARKERS: Final = 24
-_MOST_PLOTS: Final = 12
-_MOST_POINTS_TOLD: Final = 24
-_MOST_COUNTERS: Final = 60
 _NO_DEVICES: Final = (
     "No kernel was recorded. With TorchProfiler(...) among the sources, or torch.profiler's own traces beside the rank traces, "
     "it stands here how busy each device is, and how much communication computing hides."
@@ -51,10 +47,7 @@ def marker_section(report: RunReport) -> Section:
     found = name_rows(report.summary)
     tables = []
     if found:
-        rows = [
-            (Name(row.name), Name(row.category, 20) if row.category else "–", *row.cells)
-            for row in found[:_MOST_MARKERS]
-        ]
+        rows = [(Name(row.name), Name(row.category, 20) if row.category else "–", *row.cells) for row in found[:24]]
         caption = "Markers with the longest total time, and the total times of the ranks"
         left = more(len(found) - len(rows), "marker")
         tables.append(Table(caption, ("name", "category", *NAME_HEAD), rows, left, text=(1, 2)))
@@ -84,10 +77,8 @@ def counter_section(report: RunReport) -> Section:
     if not counters:
         return Section("counters", "Counters", [_NO_COUNTERS])
     changing = [counter for counter in counters if counter.low < counter.high and len(counter.times) > 1]
-    drawn = sorted(
-        sorted(changing, key=lambda counter: -counter.values)[:_MOST_PLOTS], key=lambda one: (one.name, one.key)
-    )
-    shown = sorted(counters, key=lambda counter: (counter not in drawn, -counter.values))[:_MOST_COUNTERS]
+    drawn = sorted(sorted(changing, key=lambda counter: -counter.values)[:12], key=lambda one: (one.name, one.key))
+    shown = sorted(counters, key=lambda counter: (counter not in drawn, -counter.values))[:60]
     rows = []
     for counter in sorted(shown, key=lambda one: (one.name, one.key)):
         units = _units(counter.key)
@@ -112,21 +103,17 @@ def counter_section(report: RunReport) -> Section:
 def _figure(counter: Counter) -> Figure:
     units, title = _units(counter.key), f"{counter.name}: {counter.key}"
     several = len(counter.ranks) > 1
-    line = Line(
-        f"median of {counted(len(counter.ranks), 'rank')}, and their range" if several else which_ranks(counter.ranks),
-        [time.time_ns for time in counter.times],
-        [time.median for time in counter.times],
-        [time.low for time in counter.times],
-        [time.high for time in counter.times],
+    label = (
+        f"median of {counted(len(counter.ranks), 'rank')}, and their range" if several else which_ranks(counter.ranks)
     )
-    every = -(-len(counter.times) // _MOST_POINTS_TOLD)
+    every = -(-len(counter.times) // 24)
     rows = [
         (duration(time.time_ns), words(time.low, units), words(time.median, units), words(time.high, units))
         for time in counter.times[::every]
     ]
     about = f"every {every:,} points of the plot" if every > 1 else "as plotted"
     table = Table(f"{Name(title).shown}, {about}", ("time", "least", "median" if several else "mean", "most"), rows)
-    return Figure(Name(title).shown, line_plot(line, title=title, units=units), table)
+    return Figure(Name(title).shown, line_plot(counter.times, label, title=title, units=units), table)
 
 
 def _label(counter: Counter) -> list[str | Name]:

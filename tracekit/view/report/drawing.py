@@ -6,20 +6,18 @@ of ``static/plots.css``, which has light and dark ones, so that a page can forbi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tracekit.markup import plain, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tracekit.view.report.axes import Axis
 
 # The colours of the style sheet: after Okabe and Ito, lighter. Dark letters can be read on each of them.
 CATEGORIES: Final = ("#7cc0ee", "#f0ac3c", "#55c2a0", "#e3a6cb", "#ece069", "#f1946a", "#8fa9e6", "#c9b18f")
 LINE_PX: Final = 20
 """From a line of text to the next."""
-_MOST_WORDS: Final = 1500
 
 
 def cut(text: str, most: int) -> str:
@@ -31,10 +29,7 @@ def cut(text: str, most: int) -> str:
 class Drawing:
     """A drawing, from top to bottom; ``top`` is the position of the next element in pixels.
 
-    Args:
-        title: The title of the plot.
-        about: The description for screen readers.
-        wide_labels: True if the labels on the left need more room than a number.
+    ``about`` is the description for screen readers; ``wide_labels`` on the left need more room than a number.
     """
 
     def __init__(self, title: str, about: str, *, wide_labels: bool = False) -> None:
@@ -48,7 +43,7 @@ class Drawing:
         height = f"{self.top + 2:.0f}"
         return (
             f'<svg class="tk-plot{" tk-wide" if self._wide else ""}" xmlns="http://www.w3.org/2000/svg" role="img" width="100%" '
-            f'height="{height}"><title>{plain(cut(self._title, 200))}</title><desc>{plain(cut(self._about, _MOST_WORDS))}</desc>'
+            f'height="{height}"><title>{plain(cut(self._title, 200))}</title><desc>{plain(cut(self._about, 1500))}</desc>'
             f"{''.join(self._parts)}</svg>"
         )
 
@@ -60,6 +55,10 @@ class Drawing:
         move = f' dx="{shift}"' if shift else ""
         ends = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self._parts.append(f'<text x="{_short(x_percent)}%" y="{_short(y)}"{move}{ends}{class_}>{plain(words)}</text>')
+
+    def label(self, y: float, words: str) -> None:
+        """Write words to the left of the drawing."""
+        self.text(0, y, words, anchor="end", kind="tk-soft", shift=-8)
 
     def box(
         self,
@@ -96,12 +95,12 @@ class Drawing:
         for value, label in axis.ticks:
             y = self.top + height * (1 - axis.at(value))
             self._parts.append(f'<line x2="100%" y1="{_short(y)}" y2="{_short(y)}" class="tk-grid"/>')
-            self.text(0, y + 4, label, anchor="end", kind="tk-soft", shift=-8)
+            self.label(y + 4, label)
 
     def ticks(self, ticks: Sequence[tuple[float, str]], name: str) -> None:
         """Write the labels of the horizontal scale, each with its share of the width, and its name; moves on."""
         y = self.top + 19
-        self.text(0, y, name, anchor="end", kind="tk-soft", shift=-8)
+        self.label(y, name)
         for share, label in ticks:
             anchor = "start" if share < 0.02 else "end" if share > 0.98 else "middle"
             self.text(100 * share, y, label, anchor=anchor, kind="tk-soft")

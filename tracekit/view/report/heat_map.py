@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from tracekit.explain.text import shortened
-from tracekit.view.report.axes import TIMES, Units, round_ticks, words
+from tracekit.view.report.axes import PERCENTS, TIMES, Units, round_ticks, words
 from tracekit.view.report.drawing import Drawing, cut
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LEVELS: Final = 8
 DIVERGING_LEVELS: Final = 9
 """The shades of the style sheet: from little to much, and from less over alike to more."""
 MOST_ROWS: Final = 64
 MOST_COLUMNS: Final = 250
-_MOST_TIPS: Final = 1000
 _LABEL_PX: Final = 14
-_MOST_LETTERS: Final = 16
 _LEAST_SPAN: Final = 0.1
 _LEAST: Final = 1e-9
 _LEAST_SHARE: Final = 0.005  # smaller differences between ranks are of no interest
@@ -28,53 +24,34 @@ Cells: TypeAlias = "Sequence[Sequence[float | None]]"
 
 
 def heat_map(
-    values: Cells,
+    values: Cells,  # of each row; None where a value is missing
     *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    row_name: str,
-    column_name: str,
+    rows: Sequence[str],  # the label of each row
+    columns: Sequence[str],  # the label of each column
+    row_name: str,  # of one, such as "rank"
+    column_name: str,  # of one, such as "step"
     title: str,
-    about: str = "",
-    units: Units = TIMES,
-    diverging: bool = False,
-    wide_labels: bool = False,
+    about: str,  # for screen readers
+    diverging: bool = False,  # shares around 0, which is the middle of the shades, of rows with names; else times of numbers
 ) -> str:
-    """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values.
-
-    Args:
-        values: The values of each row; None where a value is missing.
-        rows: The label of each row.
-        columns: The label of each column.
-        row_name: The name of a row, such as "rank".
-        column_name: The name of a column, such as "step".
-        title: The title of the plot.
-        about: The description for screen readers.
-        units: The units of the values.
-        diverging: True for values around 0, which is the middle of the shades.
-        wide_labels: True if the names of rows need more room than a number.
-    """
-    row_name, column_name = cut(row_name, _MOST_LETTERS), cut(column_name, _MOST_LETTERS)
+    """Draw a heat map. Beyond 64 rows or 250 columns, neighbours are drawn as one with the largest of their values."""
     cells, by_rows = _grouped(values, MOST_ROWS)
     columns_of_cells, by_columns = _grouped(list(zip(*cells, strict=True)), MOST_COLUMNS)
     cells = list(zip(*columns_of_cells, strict=True))
     known = sorted(value for row in cells for value in row if value is not None)
-    drawing = Drawing(
-        title,
-        " ".join(filter(None, (about, _grouping(by_rows, row_name), _grouping(by_columns, column_name)))),
-        wide_labels=wide_labels,
-    )
-    if not known:
-        drawing.note("there is nothing to draw")
-        return drawing.svg()
+    grouped = [
+        f"{size:,} {name}s are one cell: the largest of their values"
+        for size, name in ((by_rows, row_name), (by_columns, column_name))
+        if size > 1
+    ]
+    drawing = Drawing(title, " ".join([about, *grouped]), wide_labels=diverging)
     row_labels = [_together(rows, at, by_rows) for at in range(len(cells))]
     column_labels = [_together(columns, at, by_columns) for at in range(len(cells[0]))]
     limits = _limits_around_zero(known) if diverging else _limits(known)
-    shade = "d" if diverging else "s"
+    shade, units = ("d", PERCENTS) if diverging else ("s", TIMES)
     width, pixel = len(cells[0]), _row_height(len(cells))
-    if row_name:
-        drawing.text(0, drawing.top + 10, row_name, anchor="end", kind="tk-soft", shift=-8)
-        drawing.top += 18
+    drawing.label(drawing.top + 10, row_name)
+    drawing.top += 18
     paths: dict[str, list[str]] = {}
     for y, row in enumerate(cells):
         for x, length, level in _stretches(row, limits):
@@ -85,15 +62,9 @@ def heat_map(
     every = -(-_LABEL_PX // pixel)
     for y, label in enumerate(row_labels):
         if not y % every:
-            drawing.text(
-                0,
-                drawing.top + y * pixel + min(pixel, _LABEL_PX) / 2 + 4,
-                shortened(cut(label, 500), 18 if wide_labels else 9),
-                anchor="end",
-                kind="tk-soft",
-                shift=-8,
-            )
-    single = width * len(cells) <= _MOST_TIPS
+            shown = shortened(cut(label, 500), 18 if diverging else 9)
+            drawing.label(drawing.top + y * pixel + min(pixel, _LABEL_PX) / 2 + 4, shown)
+    single = width * len(cells) <= 1000
     for y, (label, row) in enumerate(zip(row_labels, cells, strict=True)):
         for x, value in enumerate(row if single else ()):
             told = "nothing recorded" if value is None else words(value, units)
@@ -109,9 +80,8 @@ def heat_map(
     ticks = [((at + 0.5) / width, cut(column_labels[at].partition("–")[0], 9)) for at in range(0, width, every)]
     drawing.ticks(ticks, column_name)
     _scale(drawing, limits, shade, units, any(value is None for row in cells for value in row))
-    for note in (_grouping(by_rows, row_name), _grouping(by_columns, column_name)):
-        if note:
-            drawing.note(note)
+    for note in grouped:
+        drawing.note(note)
     return drawing.svg()
 
 
@@ -128,10 +98,6 @@ def _grouped(rows: Cells, most: int) -> tuple[Cells, int]:
     ], size
 
 
-def _grouping(size: int, name: str) -> str:
-    return "" if size == 1 else f"{size:,} {name}s are one cell: the largest of their values"
-
-
 def _together(labels: Sequence[str], at: int, size: int) -> str:
     own = labels[at * size : (at + 1) * size]
     return own[0] if len(own) == 1 else f"{own[0]}–{own[-1]}"
@@ -142,10 +108,7 @@ def _row_height(rows: int) -> int:
 
 
 def _limits(known: Sequence[float]) -> list[float]:
-    """Return the limits of the shades: linear for the bulk of the values, then in equal ratios up to the largest.
-
-    The darkest shade is that of the largest values, and never of the bulk.
-    """
+    """Return the limits of the shades: linear for the bulk of the values, then in equal ratios up to the largest."""
     low, bulk, most = known[len(known) // 50], known[-1 - len(known) // 20], known[-1]
     # Noise must not look like a pattern, and a single slow rank must.
     bulk = max(bulk, low + max(abs(low) * _LEAST_SPAN, _LEAST))

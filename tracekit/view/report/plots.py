@@ -1,57 +1,41 @@
 """Plots of a run as SVG, for a page of HTML with ``static/plots.css``.
 
-Pure functions: data in, text out. Every name is escaped and cut, and no plot grows with its data beyond some 300 kB: what
-is too much is put together so that no peak is lost, and the plot says how. All of them work without scripts and without
-style attributes.
+Every name is escaped and cut, and no plot grows with its data beyond some 300 kB: what is too much is put together so that no
+peak is lost, and the plot says how. All of them work without scripts and without style attributes.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tracekit.explain.step_times import reduced_steps
+from tracekit.explain.step_times import StepPoint, reduced_steps
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import TIMES, Units, axis, round_ticks, words
 from tracekit.view.report.drawing import CATEGORIES, Drawing, band_path, cut, line_path
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from tracekit.explain.counters import CounterTime
 
-    from tracekit.explain.step_times import StepPoint
-
-MOST_POINTS: Final = 300
-"""Points of one line; as many as a screen has room for."""
-MOST_BARS: Final = 32
+_MOST_POINTS: Final = 300  # of one line; as many as a screen has room for
 _HEIGHT: Final = 220
 _WIDE: Final = 1000
-_LOG_FROM: Final = 8
-_MOST_VALUE: Final = 1e300
-_PEAK: Final = 1.5
 _BAR: Final = 26
 _LETTER_PERCENT: Final = 3.5
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Step time") -> str:
-    """Draw how long each step took: a line for the median of the ranks, and a band from the fastest to the slowest.
-
-    Args:
-        points: A point for each step, or one of several steps, as `tracekit.explain.step_times` makes them.
-        ranks: The number of ranks.
-        title: The title of the plot.
-    """
-    shown = reduced_steps(points, MOST_POINTS)
-    if not shown:
-        return _empty(title, "no step was recorded")
+    """Draw how long each step took: a line for the median of the ranks, and a band from the fastest to the slowest."""
+    shown = reduced_steps(points, _MOST_POINTS)
     slowest = max(shown, key=lambda point: point.slowest_ns)
     middle = sorted(point.median_ns for point in shown)[len(shown) // 2]
     lowest = min(point.fastest_ns for point in shown)
-    log = lowest > 0 and slowest.slowest_ns > _LOG_FROM * middle
+    log = lowest > 0 and slowest.slowest_ns > 8 * middle
     scale = axis(lowest if log else 0, slowest.slowest_ns, TIMES, log=log)
-    together = len(shown) < len(points) or any(point.last > point.first for point in shown)
+    together = len(shown) < len(points)
     banded = ranks > 1 or together
     about = (
         f"{counted(ranks, 'rank')}, steps {shown[0].first:,} to {shown[-1].last:,}. The median step takes {duration(middle)}; "
@@ -82,7 +66,7 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
         drawing.box(
             100 * at / len(shown), drawing.top, 100 / len(shown), _HEIGHT, "tk-tip", tip=_step_tip(point, ranks)
         )
-    if slowest.slowest_ns > _PEAK * sorted(point.slowest_ns for point in shown)[len(shown) // 2]:
+    if slowest.slowest_ns > 1.5 * sorted(point.slowest_ns for point in shown)[len(shown) // 2]:
         x, y = place(shown.index(slowest), slowest.slowest_ns)
         anchor, shift = ("start", 8) if x < _WIDE / 2 else ("end", -8)
         where = f", rank {slowest.slowest_rank:,}" if ranks > 1 else ""
@@ -90,17 +74,18 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
         drawing.text(100 * x / _WIDE, drawing.top + y + 4, label, anchor=anchor, shift=shift)
     drawing.top += _HEIGHT
     drawing.ticks(_step_ticks(shown), "step")
-    many = "steps" if together and ranks == 1 else "rank"
-    entries = [
-        ("tk-line", "", f"median {'of the ranks' if ranks > 1 else 'step' if together else 'time of the step'}", "")
-    ]
     if banded:
-        entries.append(("tk-line tk-second", "", "slowest " + ("step" if many == "steps" else "rank"), ""))
-        entries.append(("tk-band", "", f"from the fastest to the slowest {'step' if many == 'steps' else 'rank'}", ""))
-    drawing.legend(entries if banded else [])
+        one, of = ("step", "step") if ranks == 1 else ("rank", "of the ranks")
+        drawing.legend(
+            [
+                ("tk-line", "", f"median {of}", ""),
+                ("tk-line tk-second", "", f"slowest {one}", ""),
+                ("tk-band", "", f"from the fastest to the slowest {one}", ""),
+            ]
+        )
     if together:
         each = -(-len(points) // len(shown))
-        drawing.note(f"each point: {each:,} steps" if each > 1 else "each point: several steps")
+        drawing.note(f"each point: {each:,} steps")
     if log:
         drawing.note("the scale of time is logarithmic")
     return drawing.svg()
@@ -156,36 +141,34 @@ class Bar(NamedTuple):
 def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest: str = "not recorded") -> str:
     """Draw what sums consist of: a bar each, of parts with a letter and a colour; the legend has the values of the first bar.
 
-    Args:
-        bars: The bars; the first 32 are drawn.
-        names: The parts in order; beyond eight, those with the smallest sums are drawn as one.
-        title: The title of the plot.
-        rest: The name of the rest of a bar.
+    Beyond eight, the names with the smallest sums are one part; ``rest`` names the rest of a bar.
     """
-    shown = bars[:MOST_BARS]
-    whole = max((sum(bar.parts) + bar.rest for bar in shown), default=0)
+    whole = max(sum(bar.parts) + bar.rest for bar in bars)
     if not whole > 0:
-        return _empty(title, "nothing was recorded that could be drawn")
-    sums = [sum(bar.parts[at] for bar in shown) for at in range(len(names))]
+        why = "nothing was recorded that could be drawn"
+        drawing = Drawing(title, why)
+        drawing.note(why)
+        return drawing.svg()
+    sums = [sum(bar.parts[at] for bar in bars) for at in range(len(names))]
     longest = sorted(range(len(names)), key=lambda at: (-sums[at], at))[: len(CATEGORIES)]
     kept = [at for at in sorted(longest) if sums[at] > 0]
-    first = shown[0]
+    first = bars[0]
     total = sum(first.parts) + first.rest or 1
     others = len([at for at in range(len(names)) if at not in kept and sums[at] > 0])
     # The class, the letter and the name of each part, and its value in each bar.
     parts = [
-        (f"tk-c{number}", _LETTERS[number], names[at], [bar.parts[at] for bar in shown])
+        (f"tk-c{number}", _LETTERS[number], names[at], [bar.parts[at] for bar in bars])
         for number, at in enumerate(kept)
     ]
     if others:
-        values = [sum(bar.parts) - sum(bar.parts[at] for at in kept) for bar in shown]
+        values = [sum(bar.parts) - sum(bar.parts[at] for at in kept) for bar in bars]
         parts.append(("tk-others", _LETTERS[len(kept)], f"{counted(others, 'other')}, together", values))
-    if any(bar.rest > 0 for bar in shown):
-        parts.append(("tk-rest", "", rest, [max(0.0, bar.rest) for bar in shown]))
+    if any(bar.rest > 0 for bar in bars):
+        parts.append(("tk-rest", "", rest, [max(0.0, bar.rest) for bar in bars]))
     about = f"{first.label}: " + ", ".join(f"{cut(name, 60)} {words(values[0], TIMES)}" for _, _, name, values in parts)
     drawing = Drawing(title, about)
-    for at, bar in enumerate(shown):
-        drawing.text(0, drawing.top + _BAR / 2 + 4, cut(bar.label, 9), anchor="end", kind="tk-soft", shift=-8)
+    for at, bar in enumerate(bars):
+        drawing.label(drawing.top + _BAR / 2 + 4, cut(bar.label, 9))
         x = 0.0
         for kind, letter, name, values in parts:
             width = 100 * values[at] / whole
@@ -196,8 +179,7 @@ def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest:
                 )
             x += width
         drawing.top += _BAR
-    scale = axis(0, whole, TIMES)
-    drawing.ticks([(value / whole, label) for value, label in scale.ticks if value <= whole * 1.0001], "time")
+    _time_ticks(drawing, whole)
     drawing.legend(
         (kind, letter, cut(name, 120), f"{words(values[0], TIMES)} · {values[0] / total:.1%}")
         for kind, letter, name, values in parts
@@ -205,71 +187,35 @@ def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest:
     return drawing.svg()
 
 
-class Line(NamedTuple):
-    """A line of `line_plot`.
-
-    Attributes:
-        label: Its label.
-        times: The time of each point in ns, in order.
-        values: The value there; what is not finite is left out.
-        low, high: The least and most there; empty where there is no such band.
-    """
-
-    label: str
-    times: Sequence[float]
-    values: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-def line_plot(given: Line, *, title: str, units: Units) -> str:
-    """Draw values over time, with the band from the least to the most where it is known."""
-    line = _reduced(given)
-    if not line.times:
-        return _empty(title, "no value of it can be drawn")
-    low, high, start = min(line.low), max(line.high), line.times[0]
+def line_plot(times: Sequence[CounterTime], label: str, *, title: str, units: Units) -> str:
+    """Draw a counter over time, with the band from the least to the most of its values."""
+    low, high = min(time.low for time in times), max(time.high for time in times)
+    start_ns, last = times[0].time_ns, times[-1]
     # A scale from 0 shows sizes; without 0, a nearly constant value is not a flat line.
     scale = axis(low if low < 0 or low > 0.8 * high else 0, high, units)
-    length = (line.times[-1] - start) or 1
-    about = f"{cut(line.label, 80)}: from {words(low, units)} to {words(high, units)}, {words(line.values[-1], units)} at the end"
+    length_ns = (last.time_ns - start_ns) or 1
+    about = (
+        f"{cut(label, 80)}: from {words(low, units)} to {words(high, units)}, {words(last.median, units)} at the end"
+    )
     drawing = Drawing(title, about)
     drawing.top = 12
     height = _HEIGHT * 0.7
     drawing.grid(scale, height)
-    xs = [_WIDE * (time - start) / length for time in line.times]
-    upper, lower, middle = (
-        [(x, height * (1 - scale.at(value))) for x, value in zip(xs, values, strict=True)]
-        for values in (line.high, line.low, line.values)
-    )
+
+    def places(values: Sequence[float]) -> list[tuple[float, float]]:
+        xs = [_WIDE * (time.time_ns - start_ns) / length_ns for time in times]
+        return [(x, height * (1 - scale.at(value))) for x, value in zip(xs, values, strict=True)]
+
+    upper, lower = places([time.high for time in times]), places([time.low for time in times])
     band = band_path(upper, lower, 4) if upper != lower else ""
-    drawing.stretched(height, _WIDE, [("tk-band", band), ("tk-line", line_path(middle, 8))])
+    line = line_path(places([time.median for time in times]), 8)
+    drawing.stretched(height, _WIDE, [("tk-band", band), ("tk-line", line)])
     drawing.top += height
-    ticks = axis(0, length, TIMES).ticks
-    drawing.ticks([(value / length, label) for value, label in ticks if value <= length * 1.0001], "time")
-    drawing.legend([("tk-line", "", cut(line.label, 120), "")])
+    _time_ticks(drawing, length_ns)
+    drawing.legend([("tk-line", "", cut(label, 120), "")])
     return drawing.svg()
 
 
-def _reduced(line: Line) -> Line:
-    """Return a line of finite points, no more than a plot has room for."""
-    lows, highs = line.low or line.values, line.high or line.values
-    points = [
-        point
-        for point in zip(line.times, line.values, lows, highs, strict=True)
-        if all(abs(value) < _MOST_VALUE for value in point)
-    ]
-    size = max(1, -(-len(points) // MOST_POINTS))
-    groups = [points[start : start + size] for start in range(0, len(points), size)]
-    return Line(
-        line.label,
-        [group[0][0] for group in groups],
-        [math.fsum(point[1] / len(group) for point in group) for group in groups],
-        [min(point[2] for point in group) for group in groups],
-        [max(point[3] for point in group) for group in groups],
-    )
-
-
-def _empty(title: str, why: str) -> str:
-    drawing = Drawing(title, why)
-    drawing.note(why)
-    return drawing.svg()
+def _time_ticks(drawing: Drawing, length_ns: float) -> None:
+    ticks = axis(0, length_ns, TIMES).ticks
+    drawing.ticks([(value / length_ns, label) for value, label in ticks if value <= length_ns * 1.0001], "time")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
@@ -9,21 +10,16 @@ from tracekit.explain.cells import member_cells, spread_words, step_cells
 from tracekit.explain.step_times import reduced_steps
 from tracekit.explain.stragglers_text import negative_sentence, outlier_parts
 from tracekit.explain.text import certainty, duration, share
-from tracekit.view.report.answers import mean_stages
-from tracekit.view.report.axes import PERCENTS
 from tracekit.view.report.content import Figure, Name, Section, Table, more
 from tracekit.view.report.heat_map import heat_map
 from tracekit.view.report.plots import Bar, stacked_bars, step_time_plot
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tracekit.explain.run_report import RunReport
     from tracekit.explain.stragglers_results import CollectiveReport, Straggler
     from tracekit.explain.summary_results import RankSummary
 
-_MOST_STEP_ROWS: Final = 100
 _MOST_RANK_ROWS: Final = 64
 _MOST_STAGES: Final = 24
 _MOST_BARS: Final = 12
@@ -51,7 +47,7 @@ def step_section(report: RunReport) -> Section:
             f"{point.slowest_rank:,}",
             f"{point.slowest_step:,}",
         )
-        for point in reduced_steps(report.points, _MOST_STEP_ROWS)
+        for point in reduced_steps(report.points, 100)
     ]
     table = Table("Step times, as plotted", ("step", "median", "fastest", "slowest", "on rank", "in step"), rows)
     svg = step_time_plot(report.points, ranks=len(timed))
@@ -102,7 +98,7 @@ def rank_section(report: RunReport) -> Section:
 
 def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
     whole = fmean(rank.steps.mean_ns for rank in timed) or 1.0
-    means = mean_stages(timed)
+    means = _mean_stages(timed)
     shown = [name for name in means if name in set(sorted(means, key=lambda name: -means[name])[:_MOST_STAGES])]
     each = [rank.stage_means_ns for rank in timed]
     rows, values = [], []
@@ -132,12 +128,19 @@ def _stages_of_ranks(timed: list[RankSummary]) -> Figure:
         column_name="rank",
         title=title,
         about="As a share of a step; more than 0 is longer than on the median rank.",
-        units=PERCENTS,
         diverging=True,
-        wide_labels=True,
     )
     table = Table("Time of each stage in a step", head, rows, more(len(means) - len(shown), "shorter stage"))
     return Figure(f"{title}, as a share of a step", svg, table)
+
+
+def _mean_stages(timed: list[RankSummary]) -> dict[str, float]:
+    """Return the mean time of each stage in a step, over all ranks, in the order within a step."""
+    means = dict.fromkeys((stage.name for rank in timed for stage in rank.stages), 0.0)
+    for rank in timed:
+        for name, mean_ns in rank.stage_means_ns.items():
+            means[name] += mean_ns / len(timed)
+    return means
 
 
 def stage_section(report: RunReport) -> Section:
@@ -146,7 +149,7 @@ def stage_section(report: RunReport) -> Section:
     timed = report.summary.timed
     if not timed:
         return Section("stages", title, [_NO_STEPS])
-    means = mean_stages(timed)
+    means = _mean_stages(timed)
     if not means:
         words = (
             'Nothing is recorded within the steps. Put markers around their stages, such as profiler.marker("forward").'

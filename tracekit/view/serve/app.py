@@ -8,6 +8,7 @@ import hashlib
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, quote, urlencode
 
@@ -21,18 +22,14 @@ from starlette.staticfiles import StaticFiles
 from tracekit.arguments import parse_ranks
 from tracekit.errors import TracekitError
 from tracekit.view.open.server import STATIC_FOLDER
-from tracekit.view.open.size import BROWSER_LIMIT_BYTES
-from tracekit.view.open.ui import fragment
+from tracekit.view.open.ui import BROWSER_LIMIT_BYTES, fragment
 from tracekit.view.pages import Pages
 from tracekit.view.report.content import UNFOLDED_ROWS
-from tracekit.view.serve.run_list import ORDERS, RunQuery, list_runs
-from tracekit.view.serve.security import ClientTimeoutError, SecurityMiddleware
+from tracekit.view.serve.runs import ORDERS, RunQuery, list_runs
+from tracekit.view.serve.security import Access, ClientTimeoutError, SecurityMiddleware
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tracekit.view.serve.runs import Run
-    from tracekit.view.serve.security import Access
     from tracekit.view.serve.service import Service
 
 logger = logging.getLogger("tracekit")

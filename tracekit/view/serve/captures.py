@@ -9,26 +9,20 @@ import time
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tracekit.capture.control_folder import RANKS, ControlFolder, Request, listens
+from tracekit.capture.control_folder import RANKS, ControlFolder, RankStatus, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
 
-if TYPE_CHECKING:
-    from tracekit.capture.control_folder import RankStatus
-
 RUNNING: Final = "running"
 ENDED: Final = "ended"
 
-_LOOK_S: Final = 0.1
 _PATIENCE_S: Final = 30.0
 _END_S: Final = 5.0
 _MAX_AT_ONCE: Final = 8
-_MAX_KEPT: Final = 20
 _MAX_FOLDERS: Final = 20_000
-_MAX_DEPTH: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ def listening_runs(root: Path) -> list[ListeningRun]:
     found = []
     for place, folders, _ in islice(os.walk(root), _MAX_FOLDERS):
         depth = len(Path(place).relative_to(root).parts)
-        folders[:] = [name for name in folders if not name.startswith(".")] if depth < _MAX_DEPTH else []
+        folders[:] = [name for name in folders if not name.startswith(".")] if depth < 12 else []
         if RANKS in folders:
             with contextlib.suppress(OSError):
                 run = _listening_run(Path(place, RANKS))
@@ -76,9 +70,9 @@ def _listening_run(ranks: Path) -> ListeningRun | None:
     return ListeningRun(run_id, ranks.parent, own, ranks.stat().st_mtime)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Capture:
-    """The state of a capture at one moment; the times are seconds since the epoch."""
+    """The state of a capture; the times are seconds since the epoch."""
 
     id: str
     began_s: float
@@ -99,16 +93,14 @@ class Captures:
         self._threads: list[threading.Thread] = []
 
     def of(self, run_id: str) -> list[Capture]:
-        """Return the captures of a run as they are now, the newest first."""
+        """Return copies of the captures of a run as they are now, the newest first."""
         with self._lock:
-            return list(reversed(self._of_run.get(run_id, ())))
+            return list(map(replace, reversed(self._of_run.get(run_id, ()))))
 
-    def start(self, run_id: str, control: Path, *, steps: int, ranks: tuple[int, ...] | None) -> Capture:
+    def start(self, run_id: str, control: Path, *, steps: int, ranks: tuple[int, ...] | None) -> None:
         """Ask ranks (None: all) of a run to record some batches, and follow them in the background.
 
-        Raises:
-            ConfigError: No rank would take the request.
-            TracekitError: Nobody listens, or a capture is under way.
+        Raises ConfigError if no rank would take the request, TracekitError if nobody listens or a capture is under way.
         """
         written = Request(ranks=ranks, steps=steps, together=True)
         request = Request.from_bytes(written.to_bytes())  # refused here as a rank would refuse it
@@ -127,14 +119,13 @@ class Captures:
                 raise TracekitError(f"the run cannot be asked: {error.strerror or error}") from None
             capture = Capture(request.id, SYSTEM_CLOCK.wall_ns() / 1e9)
             thread = threading.Thread(
-                target=self._watch, args=(run_id, capture, coordinator), name="tracekit serve capture", daemon=True
+                target=self._watch, args=(capture, coordinator), name="tracekit serve capture", daemon=True
             )
-            thread.start()  # it says how far it is once the lock is free, and so after it is in the list
+            thread.start()
             self._threads = [*(other for other in self._threads if other.is_alive()), thread]
             captures = self._of_run.setdefault(run_id, [])
             captures.append(capture)
-            del captures[:-_MAX_KEPT]
-            return capture
+            del captures[:-20]
 
     def close(self) -> None:
         """Follow captures no more, and wait for their threads at most 5 s; the ranks go on."""
@@ -145,35 +136,31 @@ class Captures:
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _watch(self, run_id: str, capture: Capture, coordinator: CaptureCoordinator) -> None:
+    def _watch(self, capture: Capture, coordinator: CaptureCoordinator) -> None:
         try:
-            ended = self._follow(run_id, capture, coordinator)
-        except Exception as error:  # noqa: BLE001 - the page shows it
-            ended = replace(capture, error=f"unexpected {type(error).__name__}: {error}; please report this")
-        self._replace(run_id, replace(ended, state=ENDED))
-
-    def _replace(self, run_id: str, capture: Capture) -> None:
+            error = self._follow(capture, coordinator)
+            results = results_of(coordinator)
+            files = tuple(dict.fromkeys(file for result in results for file in result["files"]))
+            lines = tuple(result_lines(results)) or ("no rank has answered",)
+        except Exception as unexpected:  # noqa: BLE001 - the page shows it
+            lines, files = (), ()
+            error = f"unexpected {type(unexpected).__name__}: {unexpected}; please report this"
         with self._lock:
-            captures = self._of_run[run_id]
-            captures[:] = [capture if one.id == capture.id else one for one in captures]
+            capture.lines, capture.files, capture.error, capture.state = lines, files, error, ENDED
 
-    def _follow(self, run_id: str, capture: Capture, coordinator: CaptureCoordinator) -> Capture:
-        """Follow a capture until every rank is done, and return its last state."""
-        problem = ""
+    def _follow(self, capture: Capture, coordinator: CaptureCoordinator) -> str:
+        """Follow a capture until every rank is done; return why that was not possible, or an empty text."""
         try:
             while not coordinator.finished:
                 began_s = time.monotonic()
                 coordinator.poll()
-                self._replace(run_id, replace(capture, doing=progress_words(coordinator)))
+                with self._lock:
+                    capture.doing = progress_words(coordinator)
                 # A folder that is slow to read is looked at less often.
-                if not coordinator.finished and self._closing.wait(_LOOK_S + 2 * (time.monotonic() - began_s)):
-                    problem = "it was not followed to its end; the ranks have gone on"
-                    break
+                if not coordinator.finished and self._closing.wait(0.1 + 2 * (time.monotonic() - began_s)):
+                    return "it was not followed to its end; the ranks have gone on"
         except OSError as error:
-            problem = f"the run cannot be looked at any more: {error.strerror or error}"
+            return f"the run cannot be looked at any more: {error.strerror or error}"
         except StorageError as error:
-            problem = f"the run cannot be asked any more: {error}"
-        results = results_of(coordinator)
-        files = tuple(dict.fromkeys(file for result in results for file in result["files"]))
-        lines = tuple(result_lines(results)) or ("no rank has answered",)
-        return replace(capture, lines=lines, files=files, error=problem)
+            return f"the run cannot be asked any more: {error}"
+        return ""

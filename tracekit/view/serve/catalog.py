@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,21 +16,16 @@ from tracekit.storage import is_remote, without_secrets
 from tracekit.traces.inputs import trace_files
 from tracekit.traces.trace_store import Entry, open_place
 from tracekit.view.live import Look, RunState, Watch
-from tracekit.view.serve.captures import listening_runs
-from tracekit.view.serve.runs import folder_run, waiting_run, watched_run
+from tracekit.view.serve.captures import ListeningRun, listening_runs
+from tracekit.view.serve.runs import Run, folder_run, waiting_run, watched_run
 from tracekit.view.serve.store import key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from tracekit.traces.rank_head import OtherTrace
-    from tracekit.view.serve.captures import ListeningRun
-    from tracekit.view.serve.runs import Run
 
 _FRESH_S: Final = 1.0
 _FOLLOWED_S: Final = 60.0
 _LISTED_S: Final = 5.0
-_MAX_LISTED: Final = 64
 _NEVER_S: Final = -float(1 << 62)
 
 
@@ -55,10 +51,6 @@ class Catalog:
     """Looks at the runs below a folder or URL, when somebody asks and at most once a second.
 
     Any thread may use it; each method may wait for the storage.
-
-    Raises:
-        ConfigError: The root is a file.
-        StorageError: Its storage is not known.
     """
 
     def __init__(self, root: str) -> None:
@@ -92,31 +84,22 @@ class Catalog:
             return run
 
     def inputs(self, run: Run) -> Inputs:
-        """Return all traces in the folder of a run, where traces of torch lie next to those of the ranks.
-
-        Raises:
-            StorageError: The folder cannot be listed.
-        """
+        """Return all traces in the folder of a run, where traces of torch lie next to those of the ranks. Raises StorageError."""
         known = self._listed.get(run.id)
         if known is not None and time.monotonic() - known[0] < _LISTED_S:
             return known[1]
-        found = self._inputs(run)
-        if self.remote:
-            self._listed = {**dict(list(self._listed.items())[-_MAX_LISTED:]), run.id: (time.monotonic(), found)}
-        return found
-
-    def _inputs(self, run: Run) -> Inputs:
         if run.shared or not run.folder:
-            return self.inputs_of(run.files, ("other runs lie in the same folder: only its own files are taken",))
-        if self.remote:
-            entries = open_place(run.folder).entries()
+            found = self.inputs_of(run.files, ("other runs lie in the same folder: only its own files are taken",))
+        elif self.remote:
+            found = _inputs((run.folder,), open_place(run.folder).entries())
+        elif all(map(self.holds, traces := trace_files(run.folder, flight_dumps=True))):
+            # Name the folder: its merge skips other files and duplicates.
+            found = _inputs((run.folder,), _entries(traces))
         else:
-            traces = trace_files(run.folder, flight_dumps=True)
-            if not all(map(self.holds, traces)):
-                return self.inputs_of(run.files, ("links that lead to other folders are not followed",))
-            entries = _entries(traces)
-        # Name the folder: its merge skips other files and duplicates.
-        return _inputs((run.folder,), entries)
+            found = self.inputs_of(run.files, ("links that lead to other folders are not followed",))
+        if self.remote:
+            self._listed = {**dict(list(self._listed.items())[-64:]), run.id: (time.monotonic(), found)}
+        return found
 
     def inputs_of(self, files: Sequence[str], notes: tuple[str, ...] = ()) -> Inputs:
         """Return these files; those outside of the root are left out."""

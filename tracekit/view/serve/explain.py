@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.diff import diff_traces
@@ -12,13 +13,10 @@ from tracekit.view.report.detail_sections import device_section, marker_section
 from tracekit.view.report.timing_sections import rank_section, stage_section, step_section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import TraceSummary
     from tracekit.view.report.content import Figure, Table
 
-_MOST_ROWS: Final = 20
 _MOST_STRAGGLERS: Final = 5
 
 
@@ -47,7 +45,7 @@ def explain(inputs: Sequence[str], *, progress: Callable[[float, str], None]) ->
 
 def compare(first: Sequence[str], second: Sequence[str], *, progress: Callable[[float, str], None]) -> tuple[str, ...]:
     """Say what changed from one run to another, in the words of ``tracekit diff``; see `diff_traces`."""
-    return tuple(diff_lines(diff_traces(list(first), list(second), progress=progress), _MOST_ROWS))
+    return tuple(diff_lines(diff_traces(list(first), list(second), progress=progress), 20))
 
 
 def _sentences(summary: TraceSummary, report: StragglerReport) -> Iterator[str]:

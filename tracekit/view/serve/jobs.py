@@ -10,17 +10,14 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Final
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
 
 from tracekit.errors import TracekitError
 from tracekit.worker_processes import prepare_worker, without_interrupts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from multiprocessing.connection import Connection
 
 WAITING: Final = "waiting"
 RUNNING: Final = "running"
@@ -30,25 +27,17 @@ FAILED: Final = "failed"
 _MAX_KEPT: Final = 256
 _MAX_WAITING: Final = 32
 _MAX_S: Final = 3600.0
-_REPORT_S: Final = 0.1
 _END_S: Final = 5.0
 
 
 @dataclass(slots=True)
 class Job:
-    """A piece of work.
+    """A piece of work."""
 
-    Attributes:
-        share: Share that is done, 0 to 1.
-        doing: The present activity.
-        ended_ns: Time of its end on the monotonic clock.
-        future: Its result or error.
-    """
-
-    share: float = 0.0
-    doing: str = ""
-    ended_ns: int = 0
-    future: Future[Any] = field(default_factory=Future, repr=False)
+    share: float = 0.0  # share that is done, 0 to 1
+    doing: str = ""  # the present activity
+    ended_ns: int = 0  # time of its end on the monotonic clock
+    future: Future[Any] = field(default_factory=Future, repr=False)  # its result or error
 
     @property
     def state(self) -> str:
@@ -74,12 +63,9 @@ class Job:
 
 
 class Jobs:
-    """Starts work and keeps its results, until `close`. Any thread may use it.
+    """Starts work, two pieces at a time, and keeps its results, until `close`. Any thread may use it.
 
     Work runs in spawned processes, so that it can be ended at any moment and a trace that breaks it breaks nothing else.
-
-    Args:
-        at_once: Pieces that run at the same time.
     """
 
     def __init__(self, at_once: int = 2) -> None:
@@ -95,13 +81,9 @@ class Jobs:
             return self._jobs.get(key)
 
     def start(self, key: Hashable, function: Callable[..., Any], *arguments: Any, again: bool = False) -> Job:
-        """Return the job of a key, and start it unless there is one.
+        """Return the job of a key, and start it unless there is one, or ``again`` if it has ended.
 
-        Args:
-            key: Identifies the work.
-            function: Called in another process with the arguments, and with ``progress``: a function of a share and words.
-            *arguments: For the function; they must be picklable, as its result.
-            again: True to start it again if it has ended.
+        The function is called in another process with the arguments, and with ``progress``: a function of a share and words.
         """
         with self._lock:
             job = self._jobs.get(key)
@@ -179,7 +161,7 @@ def _work(connection: Connection, function: Callable[..., Any], arguments: tuple
 
     def progress(share: float, doing: str) -> None:
         nonlocal sent_s
-        if time.monotonic() - sent_s >= _REPORT_S:
+        if time.monotonic() - sent_s >= 0.1:
             sent_s = time.monotonic()
             connection.send(("progress", min(1.0, max(0.0, share)), doing))
 

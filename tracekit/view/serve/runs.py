@@ -1,4 +1,4 @@
-"""Runs and their ranks as the pages show them."""
+"""Runs and their ranks as the pages show them, and the list of runs: search, filters, order and pages."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import hashlib
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from tracekit.formats.kineto import rank_in_name
 from tracekit.storage import basename
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from tracekit.traces.rank_head import OtherTrace
     from tracekit.traces.trace_store import Entry
     from tracekit.view.live import RunState
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 _ORDER: Final = ("recording", "listening", "finished", "cut", "lost")
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_MAX_SLUG: Final = 60
+PER_PAGE: Final = 200
+ORDERS: Final = {"newest": "newest", "name": "name", "step_time": "step time", "step": "last step", "size": "size"}
+"""The orders of the list, and their names on the page."""
+_MAX_TEXT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +47,13 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run.
+    """A run."""
 
-    Attributes:
-        id: Its unique name in addresses: letters, digits, dots and dashes.
-        folder: The folder of its files; empty before the first file.
-        states: The number of ranks in each state.
-        shared: True if files of other runs are below the same folder.
-        watched: The state that was read from its files; None before it has written anything, and for other tools.
-        control: Its control folder; None if no rank has listened.
-        listens: True if a rank waits for a request to record.
-        problem: A sentence on damage and losses; empty for none.
-    """
-
-    id: str
+    id: str  # its unique name in addresses: letters, digits, dots and dashes
     name: str
-    folder: str
+    folder: str  # the folder of its files; empty before the first file
     ranks: tuple[RankRow, ...]
-    states: tuple[tuple[str, int], ...]
+    states: tuple[tuple[str, int], ...]  # the number of ranks in each state
     rank_words: str
     changed_s: float
     start_s: float
@@ -69,11 +61,11 @@ class Run:
     step: int | None = None
     step_time_ns: int | None = None
     bytes: int = 0
-    shared: bool = False
-    watched: RunState | None = None
-    control: Path | None = None
-    listens: bool = False
-    problem: str = ""
+    shared: bool = False  # true if files of other runs are below the same folder
+    watched: RunState | None = None  # read from its files; None before it has written, and for other tools
+    control: Path | None = None  # its control folder; None if no rank has listened
+    listens: bool = False  # true if a rank waits for a request to record
+    problem: str = ""  # a sentence on damage and losses; empty for none
 
     @property
     def link(self) -> str:
@@ -189,7 +181,7 @@ def folder_run(folder: str, name: str, traces: Sequence[tuple[Entry, OtherTrace]
 
 
 def _run(name: str, run_id: str, folder: str, rows: Sequence[RankRow], counts: Counter[str], **values: Any) -> Run:
-    slug = _UNFIT.sub("-", name).strip("-.")[:_MAX_SLUG]
+    slug = _UNFIT.sub("-", name).strip("-.")[:60]
     digest = hashlib.sha256(f"{run_id}\0{folder}".encode("utf-8", "replace")).hexdigest()[:8]
     return Run(
         id=f"{slug}-{digest}" if slug else digest,
@@ -204,3 +196,76 @@ def _run(name: str, run_id: str, folder: str, rows: Sequence[RankRow], counts: C
 
 def _rank_words(count: int, world_size: int) -> str:
     return f"{count:,} of {world_size:,} ranks" if count != world_size else counted(count, "rank")
+
+
+# Runs without a value come last.
+_KEYS: Final[Mapping[str, Callable[[Run], Any]]] = {
+    "name": lambda run: run.name.casefold(),
+    "step_time": lambda run: -(run.step_time_ns or 0),
+    "step": lambda run: -(run.step or 0),
+    "size": lambda run: -run.bytes,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """A query of the list; the names of the fields are those in the address."""
+
+    q: str = ""  # words that the name, a tag or a host must contain; case does not matter
+    state: str = ""  # a state that at least one rank must be in; empty for any
+    tag: str = ""  # a tag that the run must have; empty for any
+    order: str = "newest"  # one of `ORDERS`
+    page: int = 1  # the number of the page, from 1
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, str]) -> RunQuery:
+        """Return the query in the address of a page; odd values count as if they were left out."""
+        q, state, tag = (parameters.get(name, "")[:_MAX_TEXT].strip() for name in ("q", "state", "tag"))
+        number, order = parameters.get("page", ""), parameters.get("order", "")
+        page = int(number) if number.isascii() and number.isdecimal() and 0 < len(number) < 7 else 1
+        return cls(q, state, tag, order if order in ORDERS else "newest", max(1, page))
+
+    def address(self, **changes: Any) -> str:
+        """Return the address of the same list with other values."""
+        usual = asdict(RunQuery())
+        left = {key: value for key, value in {**asdict(self), **changes}.items() if value != usual[key]}
+        return f"/?{urlencode(left)}" if left else "/"
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """A page of the list: the query with a page that exists, its runs, and the numbers and labels of the whole list."""
+
+    query: RunQuery
+    runs: tuple[Run, ...]
+    count: int
+    total: int
+    pages: int
+    states: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def list_runs(runs: Sequence[Run], query: RunQuery, tags: Mapping[str, Sequence[str]]) -> RunList:
+    """Return a page of the list of all runs, which come with the newest first; tags are by the ids of runs."""
+    words = query.q.casefold().split()
+
+    def fits(run: Run) -> bool:
+        own = tags.get(run.id, ())
+        text = "\n".join((run.name, *own, *{rank.host for rank in run.ranks})).casefold() if words else ""
+        in_state = not query.state or any(name == query.state for name, _ in run.states)
+        return in_state and (not query.tag or query.tag in own) and all(word in text for word in words)
+
+    found = [run for run in runs if fits(run)]
+    if query.order in _KEYS:
+        found.sort(key=_KEYS[query.order])
+    pages = max(1, -(-len(found) // PER_PAGE))
+    page = min(query.page, pages)
+    return RunList(
+        query=replace(query, page=page),
+        runs=tuple(found[(page - 1) * PER_PAGE : page * PER_PAGE]),
+        count=len(found),
+        total=len(runs),
+        pages=pages,
+        states=tuple(sorted({name for run in runs for name, _ in run.states})),
+        tags=tuple(sorted({tag for run in runs for tag in tags.get(run.id, ())})),
+    )

@@ -8,6 +8,8 @@ import hashlib
 import hmac
 import ipaddress
 import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from starlette.datastructures import Headers
@@ -17,9 +19,6 @@ from tracekit.errors import ConfigError
 from tracekit.view.open.server import is_same_token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-    from pathlib import Path
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_FORM_BYTES: Final = 4096
@@ -50,11 +49,8 @@ class ClientTimeoutError(Exception):
 class Access:
     """Judges requests by headers that a page cannot forge in a browser. Immutable.
 
-    Args:
-        host: The address that is listened to.
-        token: The secret that allows everything.
-        names: Other names of this machine in addresses.
-        token_to_read: False to let every user of this machine read.
+    The token allows everything; without ``token_to_read`` every user of this machine may read. ``host`` is the address that is
+    listened to, and ``names`` are other names of this machine in addresses.
     """
 
     def __init__(self, host: str, token: str, *, names: Iterable[str] = (), token_to_read: bool = True) -> None:
@@ -165,11 +161,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the first line of a file.
-
-    Raises:
-        ConfigError: The file cannot be read, others than its owner may read it, or the token is not safe.
-    """
+    """Return the token in the first line of a file; raise ConfigError if it is not safe or not private, or cannot be read."""
     try:
         with path.open("rb") as file:
             mode = path.stat().st_mode

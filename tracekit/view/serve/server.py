@@ -7,31 +7,23 @@ import contextlib
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tracekit.errors import StorageError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 PORT: Final = 8931
 
 _HEAD_S: Final = 10.0
-_MAX_CONNECTIONS: Final = 256
-_MAX_HEAD_BYTES: Final = 16 << 10
 _END_S: Final = 3
 _STATE: Final = "tracekit.deadline"
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at a port; None: at `PORT`, or any where that is in use.
-
-    Raises:
-        StorageError: The address cannot be listened at.
-    """
+    """Return a socket that listens at a port; None: at `PORT`, or any where that is in use. Raises StorageError."""
     try:
         return _bound(host, PORT if port is None else port)
     except OSError as problem:
@@ -75,10 +67,10 @@ def make_server(application: Any) -> uvicorn.Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=_MAX_CONNECTIONS,
+        limit_concurrency=256,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_END_S,
-        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        h11_max_incomplete_event_size=16 << 10,
     )
     return uvicorn.Server(config)
 
@@ -86,10 +78,7 @@ def make_server(application: Any) -> uvicorn.Server:
 def serve(server: uvicorn.Server, listener: socket.socket, announce: Callable[[], None] = lambda: None) -> None:
     """Answer requests until Ctrl-C, SIGTERM or SIGHUP, then give those under way 3 s to end.
 
-    Args:
-        server: The server.
-        listener: A socket that listens, so that requests wait for the server; it is closed at the end.
-        announce: Called once signals end the server.
+    The listener is closed at the end. ``announce`` is called once signals end the server.
     """
     with listener, _ending_signals(server):
         announce()

@@ -5,29 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import TracekitError
 from tracekit.explain.step_times import StepSeries, step_points
 from tracekit.explain.text import duration, share
 from tracekit.table.tables import EventTables
-from tracekit.view.open.ui import TimelinePart
+from tracekit.view.open.ui import PerfettoUI, TimelinePart
 from tracekit.view.report.plots import step_time_plot
-from tracekit.view.serve.captures import Captures
-from tracekit.view.serve.catalog import Catalog
+from tracekit.view.serve.captures import Capture, Captures
+from tracekit.view.serve.catalog import Catalog, Inputs
 from tracekit.view.serve.explain import compare, explain
-from tracekit.view.serve.jobs import DONE, FAILED, Jobs
+from tracekit.view.serve.jobs import DONE, FAILED, Job, Jobs
 from tracekit.view.serve.store import Store, Tags, merge_into
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tracekit.view.open.ui import PerfettoUI
-    from tracekit.view.serve.captures import Capture
-    from tracekit.view.serve.catalog import Inputs
-    from tracekit.view.serve.jobs import Job
     from tracekit.view.serve.runs import Run
 
 _UNASKED_BYTES: Final = 1_000_000_000
@@ -35,44 +30,40 @@ _UNASKED_BYTES: Final = 1_000_000_000
 _UNASKED_REMOTE_BYTES: Final = 32_000_000
 _FRESH_NS: Final = 60_000_000_000
 """How long the summary of a run that goes on is shown before it is made again."""
-_MAX_SUMMARIES: Final = 64
-_MAX_OTHERS: Final = 200
 _MAX_RANKS: Final = 256
 _MAX_TRACK: Final = 200
-_MIN_SLOWER: Final = 0.02
 
 
 class MergedTrace(NamedTuple):
-    """The merged trace of a run or a capture, or the state of its merge.
-
-    Attributes:
-        link: The address of its page.
-        part: The title of that page.
-        title: The title of the trace.
-        ready: The report of the merge; None before the trace is there.
-        stale: True if the run has gone on since.
-        job: The merge, while it is under way or if it has failed.
-    """
+    """The merged trace of a run or a capture, or the state of its merge."""
 
     run: Run
-    link: str
-    part: str
-    title: str
+    link: str  # the address of its page
+    part: str  # the title of that page
+    title: str  # the title of the trace
     path: Path
-    ready: Mapping[str, Any] | None
-    stale: bool
-    job: Job | None
+    ready: Mapping[str, Any] | None  # the report of the merge; None before the trace is there
+    stale: bool  # true if the run has gone on since
+    job: Job | None  # the merge, while it is under way or if it has failed
     busy: bool
     notes: tuple[str, ...]
 
 
-class Service:
-    """The one place where pages ask. Any thread may use it; each method may wait for the storage.
+class _Summary(NamedTuple):
+    """A summary that was begun, the key of its inputs, and the last one before that is done."""
 
-    Raises:
-        ConfigError: The root is a file.
-        StorageError: Its storage is not known.
-    """
+    key: str
+    job: Job
+    before: _Summary | None
+
+    @property
+    def done(self) -> _Summary | None:
+        """The last one that is done."""
+        return self._replace(before=None) if self.job.state == DONE else self.before
+
+
+class Service:
+    """The one place where pages ask. Any thread may use it; each method may wait for the storage."""
 
     def __init__(self, root: str, store: Store, ui: PerfettoUI, *, may_capture: bool = False) -> None:
         self.catalog = Catalog(root)
@@ -83,9 +74,7 @@ class Service:
         self._jobs = Jobs()
         self._captures = Captures()
         self._lock = threading.Lock()
-        # By run, with the key of its inputs: the last summary that was begun, and the last one that is done.
-        self._begun: dict[str, tuple[str, Job]] = {}
-        self._done: dict[str, tuple[str, Job]] = {}
+        self._summaries: dict[str, _Summary] = {}  # by run: the one that was begun last
         self._merging: dict[str, str] = {}  # by page: the key that was asked for last
 
     def close(self) -> None:
@@ -113,14 +102,14 @@ class Service:
             return None
         inputs = self.catalog.inputs(found) if found.files else None
         job = None if inputs is None else self._summary(found, inputs)
-        with self._lock:
-            done = self._done.get(found.id)
+        summary = self._summaries.get(found.id)
+        done = None if summary is None else summary.done
         explained, age = None, ""
         if inputs is not None and done is not None:
-            explained = done[1].result
-            if done[0] != inputs.key:
+            explained = done.job.result
+            if done.key != inputs.key:
                 step = "" if explained.steps is None else f", step {explained.steps:,}"
-                age = f"As of {(time.monotonic_ns() - done[1].ended_ns) / 1e9:,.0f} s ago{step}"
+                age = f"As of {(time.monotonic_ns() - done.job.ended_ns) / 1e9:,.0f} s ago{step}"
         others = [one for one in self.catalog.runs()[0] if one.files and one.id != found.id]
         return {
             "run": found,
@@ -134,7 +123,7 @@ class Service:
             "summary_job": job,
             "busy": job is not None and job.state != FAILED,
             "notes": () if inputs is None else inputs.notes,
-            "others": others[:_MAX_OTHERS],
+            "others": others[:200],
             # The usual baseline is the run before.
             "baseline": next((one.id for one in others if one.start_s < found.start_s), ""),
             "tags": self.tags.all().get(found.id, ()),
@@ -145,26 +134,20 @@ class Service:
         inputs = inputs or self.catalog.inputs(run)
         job = self._jobs.start(("summary", run.id, inputs.key), explain, inputs.names, again=True)
         with self._lock:
-            self._begun[run.id] = (inputs.key, job)
-            for table in (self._begun, self._done):
-                while len(table) > _MAX_SUMMARIES:
-                    del table[next(iter(table))]
+            before = self._summaries.pop(run.id, None)
+            self._summaries[run.id] = _Summary(inputs.key, job, None if before is None else before.done)
+            if len(self._summaries) > 64:
+                del self._summaries[next(iter(self._summaries))]
         return job
 
     def _summary(self, run: Run, inputs: Inputs) -> Job | None:
         """Return the job that makes the summary or has failed to; begin it where that does not take long."""
-        with self._lock:
-            begun = self._begun.get(run.id)
-            if begun is not None and begun[1].state == DONE:
-                self._done[run.id] = begun
-            done = self._done.get(run.id)
-        for known in (begun, done):
-            if known is None:
-                continue
-            key, job = known
+        begun = self._summaries.get(run.id)
+        for known in () if begun is None else filter(None, (begun, begun.done)):
+            job = known.job
             if not job.ended:
                 return job
-            if key == inputs.key or time.monotonic_ns() - job.ended_ns < _FRESH_NS:
+            if known.key == inputs.key or time.monotonic_ns() - job.ended_ns < _FRESH_NS:
                 return None if job.state == DONE else job
         limit = _UNASKED_REMOTE_BYTES if self.catalog.remote else _UNASKED_BYTES
         return None if inputs.bytes > limit else self.begin_summary(run, inputs)
@@ -174,8 +157,7 @@ class Service:
     def begin_merge(self, run: str, capture: str | None = None) -> MergedTrace | None:
         """Begin to merge a run, or one of its captures, unless that is done; None where there is no such.
 
-        Raises:
-            TracekitError: There is nothing to merge, or too much work waits.
+        Raises TracekitError if there is nothing to merge, or too much work waits.
         """
         found = self._inputs_of(run, capture)
         if found is None:
@@ -201,12 +183,7 @@ class Service:
     def part(self, made: MergedTrace, chosen: Mapping[str, str]) -> TimelinePart | None:
         """Return the part of a merged trace that the fields of a page choose; None if they are empty.
 
-        Args:
-            made: The trace.
-            chosen: ``from`` and ``to`` in seconds after its start, and ``track``.
-
-        Raises:
-            TracekitError: The times are wrong, or the trace cannot be read.
+        They are ``from`` and ``to`` in seconds after its start, and ``track``. Raises TracekitError if the times are wrong.
         """
         first, last, track = (chosen.get(name, "").strip() for name in ("from", "to", "track"))
         if not first and not last:
@@ -286,7 +263,7 @@ def _sentences(run: Run) -> tuple[str, ...]:
         after = "" if run.step is None else f" after step {run.step:,}"
         found.append(f"{'Now' if run.lives else 'Last'}{after}: {names}, on {counted(count, 'rank')}.")
     slowest = run.watched.slowest
-    if slowest is not None and slowest.share >= _MIN_SLOWER:
+    if slowest is not None and slowest.share >= 0.02:
         where = f", most of it in {slowest.stage}" if slowest.stage else ""
         more = f"{duration(slowest.by_ns)} a step more than the median rank ({share(slowest.share)})"
         found.append(f"Lately rank {slowest.rank} takes longest for itself: {more}{where}.")

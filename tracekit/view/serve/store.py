@@ -8,6 +8,8 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError
@@ -15,15 +17,10 @@ from tracekit.storage import atomic_write, make_folders
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
     from tracekit.traces.trace_store import Entry
 
 _OWN: Final = re.compile(r"[0-9a-f]{32}\.json\.gz")
 MAX_TAGS: Final = 10
-_MAX_LETTERS: Final = 30
-_MAX_RUNS: Final = 10_000
 _SEPARATOR: Final = re.compile(r"[,\s]+")
 
 
@@ -34,12 +31,9 @@ def key_of(files: Iterable[Entry]) -> str:
 
 
 class Store:
-    """A folder (mode 0700) of merged traces, each with the report of its merge. Any thread may use it.
+    """A folder (mode 0700) of merged traces, each with the report of its merge. Any thread may use it. Raises StorageError.
 
     Above a limit of bytes, traces that were asked for longest ago are removed, but the last. Other files are left alone.
-
-    Raises:
-        StorageError: The folder cannot be made or written to.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -90,7 +84,7 @@ class Store:
 def merge_into(path: Path, inputs: Sequence[str], *, progress: Callable[[float, str], None]) -> dict[str, Any]:
     """Merge traces into a file, and return the report that is kept with it; raise TracekitError where that fails."""
     from tracekit.merge import merge_traces
-    from tracekit.view.open.size import BROWSER_LIMIT_BYTES, counted_bytes
+    from tracekit.view.open.ui import BROWSER_LIMIT_BYTES, counted_bytes
 
     report = merge_traces(str(path), inputs, overwrite=True, progress=progress)
     document = {
@@ -124,17 +118,11 @@ class Tags:
             return dict(self._tags)
 
     def set(self, run: str, text: str) -> None:
-        """Replace the tags of a run by the words of a text, separated by commas or spaces.
-
-        Raises:
-            StorageError: The file cannot be written.
-        """
-        words = dict.fromkeys(
-            word[:_MAX_LETTERS] for word in _SEPARATOR.split(text.strip()) if word.isprintable() and word
-        )
+        """Replace the tags of a run by the words of a text, separated by commas or spaces; raise StorageError."""
+        words = dict.fromkeys(word[:30] for word in _SEPARATOR.split(text.strip()) if word.isprintable() and word)
         with self._lock:
             tags = {**self._tags, run: tuple(words)[:MAX_TAGS]}
-            kept = {name: own for name, own in list(tags.items())[-_MAX_RUNS:] if own}
+            kept = {name: own for name, own in list(tags.items())[-10_000:] if own}
             try:
                 with atomic_write(str(self._path)) as file:
                     file.write(json.dumps(kept).encode())
