@@ -40,12 +40,13 @@ WITH of_rank AS (
 SELECT name, key, list(rank ORDER BY rank), sum(count)::BIGINT, list(last ORDER BY rank), min(low), max(high)
 FROM of_rank GROUP BY name, key ORDER BY name, key"""
 
+# favg: the last digit of avg depends on the order in which threads add.
 _TIMES: Final = """
 WITH place AS (
     SELECT min(time_ns) AS start_ns, greatest(1, ceil((max(time_ns) - min(time_ns) + 1) / {times})::BIGINT) AS width_ns
     FROM counter_value
 ), cell AS (
-    SELECT name, key, rank, (time_ns - start_ns) // width_ns * width_ns AS at_ns, avg(value) AS mean, min(value) AS low,
+    SELECT name, key, rank, (time_ns - start_ns) // width_ns * width_ns AS at_ns, favg(value) AS mean, min(value) AS low,
         max(value) AS high
     FROM counter_value, place GROUP BY ALL
 )
