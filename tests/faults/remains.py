@@ -130,7 +130,7 @@ def opened(engine: Engine, path: Path) -> Remains:
 def opens(engine: Engine, remains: Remains) -> None:
     """Assert that Perfetto's engine loads the file as it is, without an error, and shows every slice that is in it."""
     counters = sum(len(event["args"]) for event in remains.of("C"))
-    expected = ([], remains.count("XBi"), counters)
+    expected: Any = ([], remains.count("XBi"), counters)
     with engine.load(remains.path) as trace:
         slices, values = (trace.scalar(f"select count(*) from {table}") for table in ("slice", "counter"))
         found = (trace.errors(), slices, values)

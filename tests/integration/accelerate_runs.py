@@ -151,7 +151,7 @@ def resumed_within() -> dict[str, Any]:
 def prepared_again() -> dict[str, Any]:
     """Models that are freed, and others prepared at their addresses."""
     loop = Loop(name="again")
-    times, addresses = 0, set()
+    times, addresses = 0, set[int]()
     with loop.profiler, loop.recorder:
         # Which address is free depends on what else is allocated meanwhile.
         while times < 20 or (len(addresses) == times and times < 1000):

@@ -242,9 +242,9 @@ folder, port, index = sys.argv[1], sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
 import jax.numpy as jnp
 from tracekit import JSONTraceHandler, Profiler
-from tracekit.integrations.jax import JaxProfiler, JaxProfilerConfig, agreement
+from tracekit.integrations.jax import JaxProfiler, JaxProfilerConfig, windows
 
-agreement._AHEAD_NS = 1_000_000_000  # these two are on one machine, and their steps are short
+windows._AHEAD_NS = 1_000_000_000  # these two are on one machine, and their steps are short
 compute = jax.jit(lambda x: (x @ x).sum())
 x = jnp.ones((64, 64), device=jax.local_devices()[0])
 client = jax._src.distributed.global_state.client

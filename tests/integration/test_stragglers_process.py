@@ -19,7 +19,7 @@ SLOW = Run("slow", 2, rank=2, stage="forward", delay_ms=20.0, nested=True)
 APART = Run("apart", 3, rank=1, stage="backward", delay_ms=20.0, apart=clocks_apart(5))
 
 
-def first_named(report: StragglerReport) -> tuple[int, str] | None:
+def first_named(report: StragglerReport) -> tuple[int, str | None] | None:
     return (report.stragglers[0].rank, report.stragglers[0].stage) if report.stragglers else None
 
 

@@ -84,7 +84,7 @@ class LoadedTrace:
         self._process: _Process | None = process
         self._release = release
 
-    def rows(self, sql: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> list[tuple[Cell, ...]]:
+    def rows(self, sql: str, *, timeout_s: float = QUERY_TIMEOUT_S) -> list[Any]:
         """Return the rows of a query; of several statements, the rows of the last one."""
         if self._process is None:
             raise QueryError("this trace is closed; query it inside its with block")
@@ -161,7 +161,7 @@ class _Process:
         except EngineError as error:
             raise LoadError(f"{path}: {error}") from error
 
-    def query(self, sql: str, timeout_s: float) -> list[tuple[Cell, ...]]:
+    def query(self, sql: str, timeout_s: float) -> list[Any]:
         rpc = self.messages.TraceProcessorRpc
         result = self.messages.QueryResult()
         for reply in self._call(

@@ -92,7 +92,7 @@ def query(
 def _start(program: str | None) -> Any:
     """Return perfetto's ``TraceProcessor``, without a trace."""
     try:
-        from perfetto.trace_processor import (  # type: ignore[import-untyped]
+        from perfetto.trace_processor import (
             TraceProcessor,
             TraceProcessorConfig,
         )

@@ -434,7 +434,7 @@ def test_records_answer_what_a_sequence_answers() -> None:
     with pytest.raises(ValueError, match=r"5|not in list"):
         records.index(5)
     with pytest.raises(TypeError):
-        records.index()
+        records.index()  # type: ignore[call-arg]
 
 
 def test_what_is_appended_while_overlaps_are_looked_for_is_not_looked_at() -> None:

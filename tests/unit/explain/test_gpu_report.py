@@ -140,7 +140,7 @@ def test_pauses_of_the_profiler_are_no_idle_time() -> None:
 def test_idle_time_while_the_cpu_exchanges_data_equals_a_count_of_moments(
     exchanges: list[tuple[int, int]], kernels: list[tuple[int, int]]
 ) -> None:
-    table, busy = EventTable(), set()
+    table, busy = EventTable(), set[int]()
     for start_ns, length_ns in exchanges:
         table.add(category="user_annotation", name="gloo:all_reduce", start_ns=start_ns, duration_ns=length_ns)
     for number, (start_ns, length_ns) in enumerate(kernels):
@@ -222,7 +222,7 @@ def test_times_of_a_gpu_equal_a_count_of_its_moments(spans: list[tuple[str, int,
 def test_longest_gaps_are_those_between_the_busy_moments(
     spans: list[tuple[str, int, int, int]], piece: int, most: int
 ) -> None:
-    table, busy = EventTable(), set()
+    table, busy = EventTable(), set[int]()
     for kind, start_ns, length_ns, _ in spans:
         _activity(table, kind, start_ns, start_ns + length_ns + 1)
         busy.update(range(start_ns, start_ns + length_ns + 1))

@@ -117,7 +117,7 @@ def test_only_compiling_imports_jsonschema() -> None:
     assert "jsonschema" not in vars(schemas)
 
 
-values = st.sampled_from(
+values: st.SearchStrategy[Any] = st.sampled_from(
     [
         None, False, True, -(2**63) - 1, -(2**63), -1, 0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64,
         -0.5, 0.0, 0.25, 1.0, 1e300, 4360038729919.997,
