@@ -151,3 +151,47 @@ def test_whole_events_are_found_with_their_places(events: list[Any]) -> None:
 )
 def test_a_value_is_whole_or_says_where_it_breaks(text: bytes, expected: tuple[int, bool]) -> None:
     assert scan_value(text, 0) == expected
+
+
+HEADERS = (
+    b"",
+    b'"a":1,',
+    b' "a" : [1, {"b": 2}] ,\n\t"c": "x\\u00e9\\"",',
+    b'"a":1,"a":2,',
+    b'"a":1,,"b":2,',
+    b'"a":1 "b":2,',
+    b'"a":NaN,"b":2,',
+    b'"a":"\\ud83d","b":"\xff",',
+    b'"a":"has "quotes" inside","b":2,',
+    b'"a":\t"has "quotes" inside",\n"b" : {"c": "x"y", "d": 3},\n"e": "x"y",\n',
+    b'"a":{"traceEvents":[1],"b":2},',
+    b'"a":"\\"traceEvents\\":[","b":2,',
+    b'"traceEvents":null,"b":2,',
+    b'"traceEvents":3,"b":2,',
+    b'"a":%b1%b,' % (b"[" * 2000, b"]" * 2000),
+)
+TAILS = (
+    b"}",
+    b" , } \n",
+    b',"z":1}',
+    b',\n"z": "x", "y": [3] }\r\n',
+    b',"z":1,}',
+    b',"z":1',
+    b',"z":1}}',
+    b',"z":1}\0\0',
+    b',"z":"has "quotes" inside"}',
+    b',"z":1,"traceEvents":[{"ph":"i","name":"c","pid":1,"tid":1,"ts":3}],"y":2}',
+    b',"z":"' + b"x" * 300 + b'"}',
+    b'"z":1}',
+)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("header", HEADERS)
+def test_keys_taken_at_once_are_those_taken_one_by_one(tmp_path: Path, header: bytes, tail: bytes) -> None:
+    path = tmp_path / "t.json"
+    events = b'{"ph":"i","name":"a","pid":1,"tid":1,"ts":1},{"ph":"i","name":"b","pid":1,"tid":1,"ts":2}'
+    path.write_bytes(b'{%b"traceEvents":[%b]%b' % (header, events, tail))
+    at_once = read(path)
+    with mock.patch.object(TraceReader, "_take_keys", return_value=False):
+        assert read(path) == at_once

@@ -37,6 +37,7 @@ _DEEP_STEP_BYTES: Final = 4096
 _MAX_TRIES: Final = 64
 
 _NOTHING: Final = "nothing but white space"
+_EVENTS_NAME: Final = b'"traceEvents"'
 _IN_HEADER: Final = "in the keys beside traceEvents"
 _BOM: Final = b"\xef\xbb\xbf"
 _FIRST_KEY: Final = re.compile(rb'\{(?:[ \t]*"[^"\\]{1,20}")?')
@@ -202,7 +203,7 @@ class TraceReader(Window):
                 self._refuse(b"", f"{self.bytes_read} bytes of it are {_NOTHING}")
         elif self.text.startswith(b"{", self.at):
             self.at += 1
-            self.in_events = self._read_keys()
+            self.in_events = self._take_head() or self._read_keys()
             if not self._arrays:
                 seen = f"it seems to be {kind}; " if (kind := seems_to_be(head)) else ""
                 damage = f" ({self._stream.damage})" if self._stream.damage else ""
@@ -226,6 +227,43 @@ class TraceReader(Window):
         raise TraceFormatError(self.path, f"this is not a trace: {words}", offset_bytes=self._offset + self.at)
 
     # The keys of the object form.
+
+    def _take_head(self) -> bool:
+        """Read all keys before the events at once; return False, with none read, where they are not valid JSON."""
+        key = _KEY.match(self.text, max(self.text.find(_EVENTS_NAME, self.at), 0))
+        if key is None or not self.text.startswith(b"[", key.end()):
+            return False
+        body = self.text[self.at : key.start()].strip(b" \t\r\n")
+        if (body and not body.endswith(b",")) or not self._take_keys(body[:-1]):
+            return False
+        self._begin_events(key)
+        self.at = key.end() + 1
+        return True
+
+    def _take_tail(self) -> bool:
+        """Read all keys between the events and the end of the file in the same way."""
+        self._look_ahead(LOOK_AHEAD_BYTES)
+        rest = self.text[self.at : self.at + LOOK_AHEAD_BYTES].strip(b" \t\r\n")
+        if not self.final or len(self.text) - self.at > LOOK_AHEAD_BYTES or rest[:1] + rest[-1:] not in (b",}", b"}}"):
+            return False
+        if not self._take_keys(rest[:-1].lstrip(b",").strip()):
+            return False
+        self._found()
+        self.at, self.closed, self._commas = len(self.text), True, 0
+        return True
+
+    def _take_keys(self, body: bytes) -> bool:
+        """Keep some keys of the object form and their values; return False, with none kept, if they need a closer look."""
+        if repair_text(body)[1]:
+            return False
+        try:
+            header = decode_any(b"{%b}" % body)
+        except REFUSED:
+            return False
+        if "traceEvents" in header:
+            return False
+        self.header.update(header)
+        return True
 
     def _read_keys(self) -> bool:
         """Read keys of the object up to its events; return False at its end, or when nothing more can be read."""
@@ -428,7 +466,7 @@ class TraceReader(Window):
     def _end_array(self) -> None:
         if self.form == "array":
             self.closed = True
-        elif self._read_keys():
+        elif not self._take_tail() and self._read_keys():
             return
         self._end_document()
 
