@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit import core
 from tracekit.formats.byte_stream import Closing
-from tracekit.formats.trace_event import REFUSED, decode_raw
+from tracekit.formats.trace_event import REFUSED, decode_raw, decode_raw_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -216,11 +217,14 @@ class Window(Closing):
 
 
 _FIRST_BYTES: Final = 4096
+_END_BYTES: Final = 64 * 1024
+_MAX_TRIES: Final = 4
 _LARGE_BYTES: Final = 1024 * 1024
 # Python's decoder gives up on some values a few characters before the end of the text.
 _UNDECIDED_BYTES: Final = 12
 _CUT: Final = "Input data was truncated"  # msgspec
 _COMMA: Final = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
+_BETWEEN: Final = re.compile(rb"\}[ \t\r\n]*,[ \t\r\n]*\{")
 _AFTER_NUMBER: Final = frozenset(" \t\r\n,}]")
 
 
@@ -246,7 +250,11 @@ def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequenc
     spans = array("q")
     limit = min(at + max_bytes, len(text))
     while at < limit and text.startswith(b"{", at):
-        if core.merge is not None and (found := core.merge.find_events(text, at, limit)):
+        if core.merge is not None:
+            found = core.merge.find_events(text, at, limit)
+        else:
+            found = b"" if spans else _find_events(text, at, limit)
+        if found:
             spans.frombytes(found)
         else:  # the core leaves unusual events to Python
             end, is_whole = scan_value(text, at)
@@ -258,6 +266,21 @@ def find_events(text: bytes, at: int, max_bytes: int = 1 << 62) -> tuple[Sequenc
             return spans, spans[-1]
         at = comma.end()
     return spans, at
+
+
+def _find_events(text: bytes, at: int, limit: int) -> bytes:
+    """Decode the events together up to a place that looks like the end of one; a wrong place is refused."""
+    spans = array("q")
+    for between in [*_BETWEEN.finditer(text, max(at, limit - _END_BYTES), limit)][: -_MAX_TRIES - 1 : -1]:
+        with suppress(*REFUSED):
+            for raw in decode_raw_list(b"[%b]" % text[at : between.start() + 1]):
+                if text[at] != ord("{"):
+                    break
+                spans.extend((at, at + len(raw)))
+                comma = _COMMA.match(text, spans[-1])
+                at = comma.end() if comma else spans[-1]
+            break
+    return spans.tobytes()
 
 
 def scan_value(text: bytes, at: int) -> tuple[int, bool]:
