@@ -74,7 +74,7 @@ def parts(output: Path, inputs: list[str], workers: int, align: str) -> float:
     """Merge parts of the inputs at the same time, each into another file; return the time in seconds."""
     outputs = [str(output.with_name(f"part{number}-{output.name}")) for number in range(workers)]
     start = time.perf_counter()
-    with importlib.import_module("tracekit.worker_processes").process_pool(workers) as pool:
+    with importlib.import_module("tracekit.worker_processes").process_pool(workers + 1) as pool:  # this process waits
         tasks = [
             pool.submit(merge_traces, name, inputs[number::workers], align=align) for number, name in enumerate(outputs)
         ]
