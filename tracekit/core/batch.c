@@ -117,24 +117,23 @@ INLINE void unpack_as(void *out, const char *codes, size_t rows, size_t width, i
         memcpy(&code, codes + i * width, width);
         const int is_null = code == UINT64_MAX >> (64 - 8 * width);
         if (is_text)
-            ((int32_t *)out)[i] = is_null ? NO_TEXT : (int32_t)code;
+            ((int32_t *)out)[i] = is_null ? NO_TEXT : (int32_t)(code + (uint64_t)least);
         else
             ((int64_t *)out)[i] = is_null ? NO_VALUE : (int64_t)(code + (uint64_t)least);
     }
 }
 
-/* Calls one of them with constants, so that the compiler makes a loop for each. */
+/* Calls one of them with a constant width, so that the compiler makes a loop for each. */
 #define BY_WIDTH(call, to, from, rows, column, is_text) do { \
-    if ((column)->width == 1 && (is_text)) call(to, from, rows, 1, 1, 0); \
-    else if ((column)->width == 1) call(to, from, rows, 1, 0, (column)->least); \
-    else if ((column)->width == 2 && (is_text)) call(to, from, rows, 2, 1, 0); \
-    else if ((column)->width == 2) call(to, from, rows, 2, 0, (column)->least); \
-    else if ((column)->width == 4 && (is_text)) call(to, from, rows, 4, 1, 0); \
-    else if ((column)->width == 4) call(to, from, rows, 4, 0, (column)->least); \
-    else memcpy(to, from, (rows) * 8); \
+    switch ((column)->width) { \
+    case 1: call(to, from, rows, 1, is_text, (column)->least); break; \
+    case 2: call(to, from, rows, 2, is_text, (column)->least); break; \
+    case 4: call(to, from, rows, 4, is_text, (column)->least); break; \
+    default: memcpy(to, from, (rows) * 8); \
+    } \
 } while (0)
 
-/* Lays out a block with these columns, whose numbers have the widths of `widths` or those of the kinds; returns its size. */
+/* Lays out the columns of a block, packed or with the widths of Arrow; returns its size. */
 static uint64_t lay_out(const TableSpec *spec, Block *block, int is_packed)
 {
     uint64_t at = padded(sizeof *block);

@@ -279,6 +279,12 @@ static PyObject *Rewriter_take(PyObject *object, PyObject *unused)
     return bytes;
 }
 
+/* Returns 1 for a position of the output before a file in which the output begins at an offset, which may be negative. */
+static int is_before(uint64_t position, long long offset)
+{
+    return offset < 0 && position < 0 - (uint64_t)offset;
+}
+
 static PyObject *Rewriter_write(PyObject *object, PyObject *args)
 {
     Rewriter *self = (Rewriter *)object;
@@ -286,7 +292,7 @@ static PyObject *Rewriter_write(PyObject *object, PyObject *args)
     long long offset;
     if (!PyArg_ParseTuple(args, "iL", &fd, &offset) || !enter(&self->busy))
         return NULL;
-    if (offset < 0 && self->taken < (uint64_t)-(offset + 1) + 1)
+    if (is_before(self->taken, offset))
         return refuse(self, PyExc_ValueError, "a position is negative");
     const size_t size = self->out.size;
     Py_BEGIN_ALLOW_THREADS
@@ -513,7 +519,7 @@ static PyObject *Rewriter_write_patches(PyObject *object, PyObject *args)
     long long offset;
     if (!PyArg_ParseTuple(args, "iL", &fd, &offset) || !enter(&self->busy))
         return NULL;
-    if (self->has_patch && offset < 0 && self->patch_at < (uint64_t)-(offset + 1) + 1)
+    if (self->has_patch && is_before(self->patch_at, offset))
         return refuse(self, PyExc_ValueError, "a position is negative");
     enum outcome outcome = DONE;
     Py_BEGIN_ALLOW_THREADS
