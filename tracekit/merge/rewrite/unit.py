@@ -276,25 +276,28 @@ class _Aside:
     def begin(self, position: int, texts: list[bytes]) -> None:
         """Keep text from a position on."""
         self.is_used, self._position = True, position
-        with contextlib.suppress(OSError):
+        with self._losing():
             self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - see __exit__
-        self._write(lambda file: [file.write(text) for text in texts])
+            self._sizes_bytes += map(self._file.write, texts)
+            self._file.flush()
 
     def take(self, rewriter: AnyRewriter) -> None:
         """Take the text since the last call out of the rewriter."""
-        self._write(lambda file: [rewriter.write(file.fileno(), -self._position)])
+        with self._losing():
+            if self._file is not None:
+                self._sizes_bytes.append(rewriter.write(self._file.fileno(), -self._position))
         if self._file is None:
             rewriter.take()
 
-    def _write(self, write: Callable[[BinaryIO], list[int]]) -> None:
-        if self._file is not None:
-            try:
-                self._sizes_bytes += write(self._file)
-                self._file.flush()
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._file.close()
-                self._file = None
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
 
     def patch(self, rewriter: AnyRewriter) -> bool:
         """Write the patches over the text; return False if there is no text, or a patch comes before it."""
