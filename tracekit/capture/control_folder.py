@@ -97,17 +97,15 @@ class Request(_Document):
     """A request to the ranks: to capture, or to stop the current capture."""
 
     id: _Id = field(default_factory=lambda: os.urandom(6).hex())  # a rank serves each id once
-    stop: bool = (
-        False  # stop the current capture, also one of another request; of the fields below only ranks counts then
-    )
+    # Stop the current capture, also one of another request; of the fields below only ranks counts then.
+    stop: bool = False
     ranks: Annotated[tuple[_Rank, ...], Meta(min_length=1)] | None = None  # None for all
     steps: _Steps | None = None  # batches; 0 for until stopped; None for the default of each rank, or for ``seconds``
     seconds: _Limit | None = None  # the current batch is still recorded; with ``steps``, the earlier limit counts
     warmup: _Million | None = None  # batches before, for torch.profiler to warm up; None for the default of each rank
     together: bool = False  # wait until the request comes again with a start for all ranks
-    start_batch: _Whole | None = (
-        None  # the first to record, counted through the run; a rank beyond it starts immediately
-    )
+    # The first batch to record, counted through the run; a rank beyond it starts immediately.
+    start_batch: _Whole | None = None
     start_time: _Time | None = None  # start with the first batch after it, in seconds since the epoch
     expires: _Time | None = None  # in seconds since the epoch; a rank that first reads the request later refuses it
 

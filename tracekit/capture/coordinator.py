@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tracekit.capture.control_folder import ControlFolder
 
+_PAUSE_S: Final = 0.1
 _LEAD_S: Final = 0.5  # from the moment when every rank has polled its folder twice to a common start
 _SAFETY: Final = 1.25
 _MAX_SPREAD_S: Final = 10.0
@@ -90,6 +91,7 @@ class CaptureCoordinator:
         self._clock = clock
         self._began_ns = 0
         self._withdrawn = False
+        self.pause_s = _PAUSE_S
 
     def begin(self) -> None:
         """Write the request."""
@@ -106,8 +108,15 @@ class CaptureCoordinator:
         self._folder.write(self.request)
 
     def poll(self) -> None:
-        """Read the status of the ranks. Write the common start when every rank has answered or is lost."""
+        """Read the status of the ranks. Write the common start when every rank has answered or is lost.
+
+        Wait for ``pause_s`` before the next call: longer for a folder that is slow to read.
+        """
         now_ns = self._clock.monotonic_ns()
+        self._poll(now_ns)
+        self.pause_s = _PAUSE_S + 2 * (self._clock.monotonic_ns() - now_ns) / 1e9
+
+    def _poll(self, now_ns: int) -> None:
         statuses = self._folder.statuses()
         for rank in self._expected(statuses):
             self.ranks.setdefault(rank, RankView(self.request.id, self._began_ns))

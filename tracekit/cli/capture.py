@@ -129,7 +129,6 @@ def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) ->
     while not coordinator.finished:
         try:
             while not coordinator.finished:
-                began = time.monotonic()
                 coordinator.poll()
                 if not told and coordinator.request.has_start:
                     told = True
@@ -139,7 +138,7 @@ def _watch(coordinator: CaptureCoordinator, bar: ProgressBar, *, quiet: bool) ->
                 over = sum(view.state == CaptureState.DONE or view.lost is not None for view in views)
                 bar.update(over / max(1, len(views)), progress_words(coordinator))
                 if not coordinator.finished:
-                    time.sleep(0.1 + 2 * (time.monotonic() - began))
+                    time.sleep(coordinator.pause_s)
         except KeyboardInterrupt:
             if stopped or coordinator.request.stop:
                 raise

@@ -152,12 +152,10 @@ class Captures:
         """Follow a capture until every rank is done; return why that was not possible, or an empty text."""
         try:
             while not coordinator.finished:
-                began_s = time.monotonic()
                 coordinator.poll()
                 with self._lock:
                     capture.doing = progress_words(coordinator)
-                # A folder that is slow to read is looked at less often.
-                if not coordinator.finished and self._closing.wait(0.1 + 2 * (time.monotonic() - began_s)):
+                if not coordinator.finished and self._closing.wait(coordinator.pause_s):
                     return "it was not followed to its end; the ranks have gone on"
         except OSError as error:
             return f"the run cannot be looked at any more: {error.strerror or error}"
