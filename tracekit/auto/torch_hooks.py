@@ -25,20 +25,12 @@ if TYPE_CHECKING:
 
     from tracekit.auto.recorder import AutoRecorder
 
-_COLLECTIVES: Final = (
-    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
-    *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv"),
-    *("broadcast", "broadcast_object_list", "gather", "gather_object", "irecv", "isend", "monitored_barrier", "recv"),
-    *(
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor",
-        "scatter",
-        "scatter_object_list",
-        "send",
-    ),
-)
+_COLLECTIVES: Final = """
+    all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce
+    all_reduce_coalesced all_to_all all_to_all_single barrier batch_isend_irecv broadcast broadcast_object_list gather
+    gather_object irecv isend monitored_barrier recv reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor
+    scatter scatter_object_list send
+"""
 
 
 def instrument(torch: ModuleType) -> None:
@@ -70,7 +62,7 @@ def instrument(torch: ModuleType) -> None:
 
     replace([torch, torch.serialization], "save", "save checkpoint")
     if torch.distributed.is_available():
-        for name in _COLLECTIVES:
+        for name in _COLLECTIVES.split():
             replace([torch.distributed, torch.distributed.distributed_c10d], name, name, ("collective",))
 
     def hook_checkpoints(dcp: Any) -> None:

@@ -199,7 +199,7 @@ def _whole(text: str, most: int, what: str) -> int:
 
 
 def add_selection(parser: argparse.ArgumentParser, *, names: bool) -> None:
-    """Add the options. With `names`, add ``--name`` too."""
+    """Add the options that select events; with ``names`` also ``--name``."""
     chosen = parser.add_argument_group(
         "what to take",
         "Keep events that match all of these options. Slices that overlap a time span are kept whole, arrows with their "

@@ -89,8 +89,9 @@ def counters_of(run: Run) -> CounterReport:
     if memory:
         database.add_args()
     database.run(_VALUES.format(memory=_MEMORY if memory else "", most=MAX_COUNTERS))
-    names = "SELECT DISTINCT left(name, 200), left(series, 200) FROM counters"
-    ((whole,),) = database.run(f"SELECT count(*) FROM ({names})")  # noqa: S608
+    ((whole,),) = database.run(
+        "SELECT count(*) FROM (SELECT DISTINCT left(name, 200), left(series, 200) FROM counters)"
+    )
     times: dict[tuple[str, str], list[CounterTime]] = {}
     for name, key, *values in database.run(_TIMES.format(times=TIMES)):
         times.setdefault((name, key), []).append(CounterTime(*values))

@@ -83,9 +83,8 @@ class Outbox:
 
     def start(self) -> None:
         """Start the thread, if files are to be packed."""
-        if (
-            self._packs
-        ):  # now and not at the end: some Python versions start no threads while the interpreter shuts down
+        if self._packs:
+            # Not at the end: some Python versions start no threads while the interpreter shuts down.
             self._thread.start()
 
     def place(self, name: str) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import math
@@ -239,6 +238,8 @@ class Spool:
 
 def _open_journal(folder: Path, flags: int = 0) -> int:
     """Open the journal, and lock the spool against other processes; a forked child does not inherit the lock."""
+    import fcntl  # not on every system
+
     descriptor = os.open(folder / JOURNAL, flags | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -172,9 +172,8 @@ class CutSlices:
     """Follows the slices of a trace, event by event in the order of the file."""
 
     def __init__(self) -> None:
-        self.last_ns: int | None = (
-            None  # of an event, the end of a slice, or the last reading of the clocks in a rank trace
-        )
+        # Of an event, the end of a slice, or the last reading of the clocks in a rank trace.
+        self.last_ns: int | None = None
         self._tracks: dict[_Key, OpenSlices[_Open]] = {}
         self._deeper: dict[_Key, int] = {}
         self._threads: dict[_Key, str] = {}

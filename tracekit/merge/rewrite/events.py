@@ -93,8 +93,8 @@ class EventRewriter:
         self._shift_ns = item.shift_ns
         self._warp = item.warp
         self._least_ns = max(-item.shift_ns, EPOCH_NS if item.source.base_ns == 0 else NO_TIME_LIMIT)
-        self._exact_times = job.make_encoder is None  # in JSON
-        self._most_ns = MAX_EXACT_NS if self._exact_times else MAX_EASY_NS
+        self._is_json = job.make_encoder is None  # its times may be exact, and its events name stack frames
+        self._most_ns = MAX_EXACT_NS if self._is_json else MAX_EASY_NS
         self.offset = max(item.namespace, 0) * NAMESPACE
         self._namespaces = item.moved_namespaces
         self._moves_arg_ids = bool(item.moved_namespaces) or (item.id_args and self.offset > 0)
@@ -243,18 +243,18 @@ class EventRewriter:
     def _is_easy(self, time_ns: int) -> bool:
         """Return True if a viewer reads times around this one as they are written."""
         first, last = EXACT_SPANS_NS[1]
-        return time_ns <= self._most_ns or (self._exact_times and first <= time_ns < last)
+        return time_ns <= self._most_ns or (self._is_json and first <= time_ns < last)
 
     def span_at(self, start_ns: int) -> tuple[int, int]:
         """Return the span of times that need no check: the first time of the input, and the last merged time."""
         first, last = 0, self._most_ns
-        if self._exact_times:
+        if self._is_json:
             first, last = next((span for span in EXACT_SPANS_NS if span[0] <= start_ns < span[1]), (0, self._most_ns))
         return max(self._least_ns, first - self._shift_ns), min(last, self._most_ns) if not first else last - 1
 
     def _readable(self, time_ns: int) -> int:
         """Return a time of the merged trace, or the one before it that a viewer reads as it is written."""
-        return exact_time(time_ns) if self._exact_times and time_ns > MAX_EXACT_NS else time_ns
+        return exact_time(time_ns) if self._is_json and time_ns > MAX_EXACT_NS else time_ns
 
     @staticmethod
     def _warp_duration(event: Event, warp: ClockMap) -> None:
@@ -302,7 +302,7 @@ class EventRewriter:
         if self._frames is None:
             self._frames = StackFrames(_table_of_frames(self._item))
         if self._frames:
-            (self._frames.rename if self._exact_times else self._frames.write_out)(event)
+            (self._frames.rename if self._is_json else self._frames.write_out)(event)
 
     # Ids.
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _KIND_ORDER: Final = {"tracekit": 0, "torch": 1, "chrome": 2, "flight recorder": 2, "xprof": 2, "merged": 3}
 _CLOCK_WORDS: Final = {"tracekit": (b'"tracekit_clock_',), "chrome": (b'"clock_sync_',)}
 _MAX_US: Final = 2**62 // 1000
-_KEPT: Final = (*IDENTITY_KEYS, "clock")
 _TIMES: Final = re.compile(rb'"ts"\s*:\s*"?(\d+)')
 _MAX_TIME_BYTES: Final = 64
 
