@@ -1,4 +1,4 @@
-"""A trace handler of your own: adds up how long each marker ran, and prints a table at the end."""
+"""A custom trace handler: adds up the time of each marker, and prints a table at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds the compiled core and pure Python side by side: odd traces, and everything that the merge finds out and writes."""
+"""Compare the compiled core with pure Python: odd traces, and the output and report of their merge."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def pure() -> Any:
 
 
 def merged(paths: list[Path], output: Path, **options: Any) -> tuple[Any, list[str]] | str:
-    """Return what a merge writes, decoded, and what it reports, without sizes."""
+    """Return the decoded output of a merge, and its report without sizes."""
     try:
         report = merge_traces(
             str(output),

@@ -43,9 +43,9 @@ class Job:
         how: ``tracekit``, its function; ``command``, ``tracekit merge`` with the start of Python; ``parts``, its function in
             each process for a part of the inputs; or a function of `tests.benchmarks.merge_peers`.
         suffix: The end of the name of the output.
-        workers: The number of processes in which tracekit merges; 1 is the process itself.
+        workers: The number of processes of the merge; 1 is the process itself.
         pure: True to merge without the compiled core.
-        align: The method by which tracekit aligns clocks.
+        align: The method of tracekit to align clocks.
     """
 
     dataset: Dataset

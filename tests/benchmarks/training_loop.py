@@ -1,4 +1,4 @@
-"""Measure the slow-down of a real training step in which tracekit records, while another thread writes.
+"""Measure the slow-down of a real training step by recording, while another thread writes.
 
 A step trains a network of fifty layers, with two slices around each in the forward pass, and is made to take about 10 ms: 10,000
 slices a second. Blocks of steps with and without tracekit take turns. Not on one CPU: the writer thread would then take

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200
-WALK_S = 400  # of many steps, for each of which serve.js waits two minutes at most
+WALK_S = 400  # of many steps; serve.js waits two minutes at most for each
 pytestmark = pytest.mark.timeout(600)
 RANKS = ["rank 0 · process 4000000 1", "rank 1 · process 4000001 100001"]
 LOOP = """
@@ -44,12 +44,12 @@ with Profiler(JSONTraceHandler("live/rank{rank}-{batch}.json"), capture, run_id=
 
 @dataclass(frozen=True)
 class Walk:
-    """What a person has seen.
+    """The pages that a person has seen.
 
     Attributes:
-        pages: What was on each page, by the name of its picture.
+        pages: The content of each page, by the name of its picture.
         ui: What Perfetto shows; None where it was not opened.
-        problems: What the consoles say is wrong.
+        problems: The errors in the consoles.
     """
 
     pages: dict[str, dict[str, Any]]
@@ -100,7 +100,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def live(root: Path) -> Iterator[Path]:
-    """A job of two ranks that waits to be told to record."""
+    """A job of two ranks that waits for a request to record."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LOOP],

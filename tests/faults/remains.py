@@ -25,8 +25,8 @@ class Remains:
     Attributes:
         path: The file.
         events: Its whole records.
-        torn: What stands behind the last of them, if that was cut.
-        closed: Whether the array was closed.
+        torn: The bytes behind the last whole record, if one was cut.
+        closed: True if the array was closed.
     """
 
     path: Path

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.perfetto import Engine
 
-# What every program begins with: a profiler that writes to the storage, a segment each 20 kB. It is patient unless told.
+# The beginning of every program: a profiler that writes to the storage, a segment each 20 kB. It is patient by default.
 RECORDER = """
 import logging, time
 from tests.faults.writers import impatient, make_remote_writer
@@ -307,7 +307,7 @@ def test_r4_a_bad_network_delays_and_loses_nothing(
         assert child.end() == 0
         assert in_store(store) == 1000
         assert store.index()["complete"] is True
-        assert child.errors.count("tracekit: ") <= 1, child.errors  # what aiohttp says besides is not ours
+        assert child.errors.count("tracekit: ") <= 1, child.errors  # further messages of aiohttp are not ours
 
 
 def test_r4_a_connection_that_is_cut_leaves_nothing_half(tmp_path: Path, store: ObjectStore) -> None:

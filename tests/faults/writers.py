@@ -20,7 +20,7 @@ def make_writer(name: str, path: str | Path) -> TraceHandler:
 
 
 def in_process_writer(path: str | Path) -> TraceHandler:
-    """Return the writer for a test that needs no process of its own."""
+    """Return the writer for a test in this process."""
     return make_writer(processes.writer, path)
 
 
