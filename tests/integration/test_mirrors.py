@@ -26,7 +26,7 @@ from tracekit import (
     cyclic_schedule,
     merge_traces,
 )
-from tracekit.testing import TraceHandlerContract
+from tracekit.testing import FakeClock, TraceHandlerContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -376,10 +376,13 @@ def test_slice_that_ends_in_another_task_is_ended_without_a_complaint(
 
 
 def test_spans_that_are_open_when_the_profiler_stops_are_ended_and_say_so(spans: Spans) -> None:
-    profiler = spans.profiler()
+    clock = FakeClock()
+    profiler = spans.profiler(clock=clock.clock)
     profiler.start()
     with profiler.marker("outer"), profiler.marker("inner"):
+        clock.advance(5_000)
         profiler.stop()
+        assert {span.end_time - span.start_time for span in spans.finished.values()} == {5_000}
         unfinished = {name: span.attributes["tracekit.unfinished"] for name, span in spans.finished.items()}
         assert unfinished == {"outer": True, "inner": True}
         with spans.tracer.start_as_current_span("after"):

@@ -62,7 +62,7 @@ class NVTXMirror(Mirror):
         pushed.stack.append(pushed)
         return pushed
 
-    def leave(self, opened: Any) -> None:
+    def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
         """End a range, as far as this thread can."""
         if not isinstance(opened, _Pushed):
             self._domain.end_range(opened)

@@ -57,7 +57,7 @@ class RecordFunctionMirror(Mirror):
         session = self._session()
         return _Recorded(self._enter(plain_text(name)), session, self._exit)
 
-    def leave(self, opened: _Recorded) -> None:
+    def end(self, opened: _Recorded, moment: Moment, exception: str | None) -> None:
         """Leave a record function, or keep it if leaving would crash."""
         session = self._flags._is_profiler_enabled  # noqa: SLF001
         if session and session is not opened.session:
