@@ -207,7 +207,8 @@ def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Pa
     assert [segment.size_bytes for segment in spool.waiting] == [2, 0]
     with (spool.folder / JOURNAL).open("a") as journal:
         journal.write(
-            'not json\n{"begin":9,"file":"../../etc/passwd","url":"memory://b/x"}\n{"finish":77}\n[1]\n{"deliver":3'
+            'not json\n{"begin":9,"file":"../../etc/passwd","url":"memory://b/x"}\n{"finish":77}\n[1]\n'
+            '{"begin":8,"file":"a","url":7}\n{"finish":3,"events":"many"}\n{"deliver":3'
         )
     spool.close()
     again = Spool.load(spool.folder)
@@ -230,9 +231,14 @@ def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Pat
             Spool.create(tmp_path / name, HEADER)
     with pytest.raises(StorageError, match="no spool of tracekit"):
         Spool.load(tmp_path)
-    (tmp_path / JOURNAL).write_text('{"tracekit_spool":99}\n')
-    with pytest.raises(StorageError, match="not one that this tracekit"):
-        Spool.load(tmp_path)
+    for head in (
+        '{"tracekit_spool":99,"id":"x","index":"y"}',
+        '{"tracekit_spool":1,"id":"x"}',
+        '{"tracekit_spool":1,"id":"x","index":5}',
+    ):
+        (tmp_path / JOURNAL).write_text(f"{head}\n")
+        with pytest.raises(StorageError, match="not one that this tracekit"):
+            Spool.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["another user's", "open to others", "link", "file"])
