@@ -33,11 +33,12 @@ class Profile(GPUProfiler):
     def __init__(self, samples, **options):
         super().__init__(0.01, **options)
         self.left, self.enough = samples, threading.Event()
-    def _sample(self, recorder):
-        super()._sample(recorder)
+    def _sample(self, recorder, counters):
+        counters = super()._sample(recorder, counters)
         self.left -= 1
-        if not self.left or not self._counters:
+        if not self.left or not counters:
             self.enough.set()
+        return counters
 
 options = json.loads(sys.argv[1])
 source = Profile(5, devices=options.get("devices"))
