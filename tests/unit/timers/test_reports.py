@@ -222,12 +222,17 @@ def test_names_are_reported_in_the_order_that_was_asked_for() -> None:
             report("a")
 
 
-def test_log_prints_on_one_rank_only(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_of_a_rank_that_does_not_exist_is_named(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     timers = timed(Timers(2, "max"), a=1)
     for _ in range(2):
         timers.log(rank=1)
+        assert timers.gather(rank=-1) is None
     assert capsys.readouterr().out == ""
-    assert caplog.messages == ["tracekit: timers: log(rank=1) prints nothing: there are 1 ranks, counted from 0"]
+    assert caplog.messages == [
+        f"tracekit: timers: {call} reports nothing: there is only rank 0" for call in ("log(rank=1)", "gather(rank=-1)")
+    ]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
