@@ -344,20 +344,6 @@ def test_nvtx_ranges_that_overlap_on_a_thread_are_cut_where_the_outer_one_ends(d
     assert ended == ["c", "b", "a", "c", "b", "c"], "a ends in the first three, b in the next two"
 
 
-def test_nvtx_ranges_of_tasks_need_no_nesting(domain: FakeDomain) -> None:
-    async def work(one: Profiler) -> None:
-        async with one.marker("task"):
-            await asyncio.sleep(0)
-
-    async def both(one: Profiler) -> None:
-        await asyncio.gather(work(one), work(one))
-
-    with profiler(NVTXMirror()) as one:
-        asyncio.run(both(one))
-    assert [call[0] for call in domain.calls] == ["start", "start", "end", "end"]
-    assert {call[1] for call in domain.calls[2:]} == {1, 2}
-
-
 def test_nvtx_ranges_of_this_thread_are_popped_at_the_end_and_those_of_others_left(domain: FakeDomain) -> None:
     begun, stopped = threading.Event(), threading.Event()
     one = profiler(NVTXMirror())
