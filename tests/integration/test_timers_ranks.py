@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.scripts import run_script
 from tracekit.statistics import DurationStatistics
 from tracekit.timers import read_timers
 
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Each rank has a clock of its own that only it moves, so that what it measures is known to the nanosecond.
 SCRIPT = """
@@ -66,11 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     pytest.importorskip("torch", reason="torch is not installed")
     folder = tmp_path_factory.mktemp("timers")
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
-    done = subprocess.run(
-        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(folder, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py")
     return folder, done.stdout + done.stderr
 
 
@@ -120,8 +114,7 @@ print(results, timers.snapshot().of("inside")[0].count, len(memory.slices))
 
 
 @pytest.mark.slow
-def test_a_timer_in_a_compiled_function_measures_every_call_and_breaks_the_graph() -> None:
+def test_a_timer_in_a_compiled_function_measures_every_call_and_breaks_the_graph(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, "-c", COMPILED)
     assert done.stdout == "[[3.0, 3.0], [5.0, 5.0], [7.0, 7.0]] 4 3\n"

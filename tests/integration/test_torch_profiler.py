@@ -7,7 +7,6 @@ import gzip
 import json
 import logging
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scripts import run_script
 from tracekit import JSONTraceHandler, Profiler
 from tracekit.distributed import ProcessInfo
 from tracekit.errors import ConfigError, MissingExtraError
@@ -421,9 +421,7 @@ def test_a_session_that_another_profiler_took_is_given_up_without_a_crash(tmp_pa
     for folder, _, _ in cases:
         folder.mkdir()
     arguments = json.dumps([(str(folder), stolen, ends) for folder, stolen, ends in cases])
-    command = [sys.executable, "-c", STOLEN, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, "-c", STOLEN, arguments)
     for (folder, stolen, ends), failures in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
         case = f"taken in batch {stolen}, {'ended at once' if ends else 'goes on'}"
         assert len(failures) == 1, case
