@@ -132,8 +132,6 @@ DOORS = {
     "zstandard": {"tracekit.formats.byte_stream"},
 }
 
-# What `import tracekit` must not cost anybody.
-
 
 @cache
 def modules() -> dict[str, ast.Module]:
@@ -184,8 +182,8 @@ def imports(module: str, *, for_types: bool = False) -> frozenset[str]:
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 found.add(submodule if submodule in modules() else node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"import_module", "importlib.import_module"}:
-            found |= {name.value for name in node.args if isinstance(name, ast.Constant)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "import_extra")):
+            found |= {name.value for name in node.args[:1] if isinstance(name, ast.Constant)}
     return frozenset(found)
 
 

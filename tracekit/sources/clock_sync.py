@@ -14,6 +14,7 @@ from tracekit.distributed import torch_process_group
 from tracekit.notices import WarnOnce
 from tracekit.recording.source import Source
 from tracekit.sources.clock_exchange import Answering, Drift, default_store, measure, own_connection, reachable
+from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
@@ -144,10 +145,8 @@ class ClockSync(Source):
                     self._warn(_TROUBLE, f"a rank went away while its clock was compared: {_first_line(error)}")
         if torch_process_group() is not None:
             answering.leave()
-        missing = sorted(set(range(1, world_size)) - answering.ranks)
-        if missing:
-            names = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
-            logger.warning("tracekit: ClockSync: no clock was compared with that of rank %s", names)
+        if missing := set(range(1, world_size)) - answering.ranks:
+            logger.warning("tracekit: ClockSync: no clock was compared with that of %s", rank_spans(missing, most=10))
 
     def _ask(self, recorder: Recorder, torch: Any, closing: threading.Event) -> None:
         """Ask rank 0 at intervals; runs on the other ranks."""

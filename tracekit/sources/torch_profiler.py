@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_path
-from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
+from tracekit.errors import ConfigError, HandlerError, StorageError
 from tracekit.handlers.live_file import check_mode, make_folder
+from tracekit.imports import import_extra
 from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
@@ -105,7 +106,7 @@ class TorchProfiler(Source):
                 raise ConfigError(
                     "TorchProfiler: a memory timeline in HTML needs matplotlib: pip install matplotlib, or choose .json.gz"
                 )
-        self._torch = _import_torch()
+        self._torch = import_extra("torch", "torch", "TorchProfiler")
         self._options: dict[str, Any] = {
             "activities": _activities(self._torch, activities),
             "record_shapes": record_shapes,
@@ -302,12 +303,3 @@ def _activities(torch: Any, activities: Iterable[Any] | None) -> list[Any] | Non
     if not found:
         raise ConfigError(f"TorchProfiler: activities is empty; accepted are {accepted}, or None for all")
     return found
-
-
-def _import_torch() -> Any:
-    try:
-        import torch
-        import torch.profiler
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "TorchProfiler") from None
-    return torch
