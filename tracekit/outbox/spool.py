@@ -95,7 +95,7 @@ class Spool:
         """
         stem = f"{safe_text(str(header['run_id']))}-rank{header['rank']}-attempt{header['attempt']}-{header['pid']}"
         may_move = root is None and not os.environ.get(SPOOL_VARIABLE)
-        root = default_root() if root is None else root
+        root = (default_root() if root is None else root).absolute()  # training may change the current folder
         try:
             try:
                 make_folders(root.parent)
