@@ -310,6 +310,17 @@ def test_a_file_that_is_there_is_never_replaced(tmp_path: Path, caplog: pytest.L
     assert "already exists; the new file is" in caplog.text
 
 
+def test_a_relative_name_is_in_the_folder_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    recorder = FakeRecorder()
+    recorder.train(
+        TorchProfiler("t/{batch}.json"), planned("VV"), [2], within=lambda batch: os.chdir("later" if batch else ".")
+    )
+    assert names(tmp_path) == ["t/0.json", "t/1.json"]
+    assert recorder.traces == ["t/0.json", str(tmp_path / "t/1.json")]
+
+
 def test_a_url_gets_the_whole_file_as_one_object(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     recorder = FakeRecorder()

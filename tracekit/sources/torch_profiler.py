@@ -121,6 +121,7 @@ class TorchProfiler(Source):
         self._off = False
         self._given_up = False
         self._pid = -1
+        self._folder = ""
 
     def check(self, recorder: Recorder) -> None:
         """Refuse names that two ranks or two windows would share, and folders that cannot be written."""
@@ -145,6 +146,7 @@ class TorchProfiler(Source):
         """Begin the first window, if the action of the first batch is not SKIP."""
         self._recorder = recorder
         self._pid = os.getpid()
+        self._folder = os.path.abspath("")  # noqa: PTH100 - see `_place`
         self._off = self._given_up = False
         # torch imports this (800 modules, some seconds) when the first profile starts: better now than between two batches.
         with contextlib.suppress(Exception):
@@ -217,13 +219,18 @@ class TorchProfiler(Source):
             _check_complete(exported)
             if recorder.process.private:
                 hide_origin(exported, recorder.process.host)
-            path = _put(exported, window.path, self._mode, compress=window.path.endswith(".gz"))
+            path = _put(exported, self._place(window.path), self._mode, compress=window.path.endswith(".gz"))
             recorder.record_chrome_json_trace_file(path)
             if window.memory_path is not None:
                 # torch chooses the format by the suffix, and compresses by itself.
                 timeline = Path(folder) / storage.basename(window.memory_path)
                 window.export_memory_timeline(timeline)
-                _put(timeline, window.memory_path, self._mode, compress=False)
+                _put(timeline, self._place(window.memory_path), self._mode, compress=False)
+
+    def _place(self, path: str) -> str:
+        """Return a path that is in the folder of the start if it is relative, also if the training has changed the folder."""
+        is_here = storage.is_remote(path) or os.path.abspath("") == self._folder  # noqa: PTH100
+        return path if is_here else os.path.join(self._folder, path)  # noqa: PTH118
 
 
 def _put(source: Path, target: str, mode: int, *, compress: bool) -> str:
