@@ -329,9 +329,9 @@ class Timers:
         for name, sums_ns in used_sums(sums, names).items():
             seconds = max(sums_ns.values()) / (_SECOND_NS * float(normalizer))
             if report == "write" and hasattr(writer, "add_scalar"):
-                writer.add_scalar(f"{name}-time", seconds, iteration)
+                writer.add_scalar(f"{name}-time", seconds, step)
             else:
-                writer.log({f"{name}-time": seconds}, iteration)
+                writer.log({f"{name}-time": seconds}, step)
 
     def _sums(
         self,

@@ -218,6 +218,9 @@ def test_numbers_of_numpy_are_numbers() -> None:
     numpy = pytest.importorskip("numpy")
     timers = Timers(2, "max")
     timers("a").set_elapsed(numpy.float32(3))
+    run = Writer(is_wandb=True)
+    timers.write_to_wandb(["a"], run, numpy.int64(7))
+    assert [(step, type(step)) for *_, step in run.written] == [(7, int)], "wandb refuses others"
     text = timers.get_all_timers_string(normalizer=numpy.int64(2))
     assert text == "max time across ranks (ms / 2):\n    a ..............................................: 1500.00"
 
