@@ -33,7 +33,11 @@ def test_what_fits_passes_and_paths_become_texts() -> None:
     [
         (check_whole, [0, -1, True, 1.0, "1", None, math.inf], "a must be a whole number from 1 on, not "),
         (check_seconds, [0, -0.5, True, "1", None, math.inf, math.nan], "a must be a number of seconds above 0, not "),
-        (lambda *value: check_choice(*value, ("x", "y")), ["c", "", None, ["x"], 1], "a must be one of 'x', 'y', not "),
+        (
+            lambda name, value: check_choice(name, value, ("x", "y")),
+            ["c", "", None, ["x"], 1],
+            "a must be one of 'x', 'y', not ",
+        ),
         (check_path, [3, None, b"a.json", ["a.json"]], "a must be a path or URL, not "),
         (check_path, [list(range(1000))], r"^a must be a path or URL, not \[0, .{1,80}\.\.\.$"),
         (check_path, [Path("s3://bucket/a.json")], r"pathlib makes another thing of a URL \(s3:/bucket/a.json\)"),

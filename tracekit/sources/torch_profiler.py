@@ -50,9 +50,9 @@ class TorchProfiler(Source):
     backslashes; they become ``'`` and ``/`` there.
 
     Files appear whole or not at all, and never replace an existing file: if a name is taken, a counter is put before the
-    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. Between two
-    batches this is the slice "torch.profiler export". torch waits for the devices at that time. Without a schedule, a window
-    lasts for an epoch and stays in memory.
+    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. torch waits
+    for the devices at that time. Between two batches this is the slice "torch.profiler export", unless the schedule skips the
+    next one. Without a schedule, a window lasts for an epoch and stays in memory.
 
     torch can run one profiler at a time and crashes the process if two are mixed. If another torch profiler starts during a
     window (autotuning in torch.compile uses one), the window is discarded and the loss is reported; torch 2.11 refuses to start
