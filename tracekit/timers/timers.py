@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -200,8 +201,9 @@ class Timers:
 
     def _wanted(self, names: Names) -> dict[str, Timer]:
         """Return the timers of names that have one; None is all."""
-        if isinstance(names, str):
-            raise ConfigError(f"the names of timers are a list, such as [{names!r}], not {names!r}")
+        if names is not None and (isinstance(names, str) or not isinstance(names, Collection)):
+            example = names if isinstance(names, str) else "forward"
+            raise ConfigError(f"the names of timers are a list, such as [{example!r}], not {names!r}")
         return {name: self._timers[name] for name in (self.names if names is None else names) if name in self._timers}
 
     # ---- Megatron's reports: one sum for each timer and rank ----------------------------------------------------------

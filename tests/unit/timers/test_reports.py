@@ -199,6 +199,8 @@ def test_names_are_reported_in_the_order_that_was_asked_for() -> None:
     for report in (timers.log, timers.snapshot, timers.gather, timers.get_all_timers_string):
         with pytest.raises(ConfigError, match=r"such as \['a'\], not 'a'"):
             report("a")
+        with pytest.raises(ConfigError, match=r"such as \['forward'\], not <generator"):
+            report(name for name in "a")  # type: ignore[arg-type]  # it can be read once only
 
 
 def test_a_report_of_a_rank_that_does_not_exist_is_named(
