@@ -12,7 +12,7 @@ _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def boot_id() -> str | None:
-    """Return the kernel's id of this boot, or None if the system has none. Processes of one boot share their clocks."""
+    """Return the kernel's id of this boot, or None if the system does not report it. Processes of one boot share their clocks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
