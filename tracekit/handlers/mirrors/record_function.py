@@ -105,12 +105,9 @@ def _import_torch() -> tuple[Any, Callable[[str], Any], Callable[[Any], object]]
     torch = import_extra("torch", "torch", "RecordFunctionMirror")
     functions = torch._C._autograd  # noqa: SLF001 - see above
     try:
-        return (
-            torch.autograd.profiler,
-            functions._record_function_with_args_enter,
-            functions._record_function_with_args_exit,
-        )  # noqa: SLF001
+        enter, leave = functions._record_function_with_args_enter, functions._record_function_with_args_exit  # noqa: SLF001
     except AttributeError:
         raise ConfigError(
             f"RecordFunctionMirror cannot enter record functions of torch {torch.__version__}; leave it out"
         ) from None
+    return torch.autograd.profiler, enter, leave
