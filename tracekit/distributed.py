@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_whole
 from tracekit.errors import ConfigError
+from tracekit.processors import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +77,7 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Launcher:
+class Launcher:
     """The environment variables of one launcher; the first name that is set counts."""
 
     source: str
@@ -87,13 +88,13 @@ class _Launcher:
     local_world_size: tuple[str, ...]
 
 
-_LAUNCHERS: Final = (
+LAUNCHERS: Final = (
     # The launcher nearest to the process first: torchrun inside a SLURM job sets RANK and inherits SLURM_PROCID.
-    _Launcher(
+    Launcher(
         "torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("GROUP_RANK", "NODE_RANK"), ("LOCAL_WORLD_SIZE",)
     ),
-    _Launcher("slurm", ("SLURM_PROCID",), ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",), ("SLURM_NODEID",), ()),
-    _Launcher(
+    Launcher("slurm", ("SLURM_PROCID",), ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",), ("SLURM_NODEID",), ()),
+    Launcher(
         "openmpi",
         ("OMPI_COMM_WORLD_RANK",),
         ("OMPI_COMM_WORLD_SIZE",),
@@ -101,7 +102,7 @@ _LAUNCHERS: Final = (
         ("OMPI_COMM_WORLD_NODE_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
-    _Launcher("pmi", ("PMI_RANK", "PMIX_RANK"), ("PMI_SIZE",), ("MPI_LOCALRANKID",), (), ("MPI_LOCALNRANKS",)),
+    Launcher("pmi", ("PMI_RANK", "PMIX_RANK"), ("PMI_SIZE",), ("MPI_LOCALRANKID",), (), ("MPI_LOCALNRANKS",)),
 )
 
 
@@ -122,7 +123,7 @@ def detect_process(
 
     Args:
         rank: Global rank; None detects it, like the arguments below.
-        local_rank: Rank on this host.
+        local_rank: Rank on this host. Where nothing gives it, nor the number of ranks of a host, it is the rank.
         world_size: Number of ranks.
         node: Number of this host.
         attempt: Number of restarts of this rank.
@@ -134,7 +135,7 @@ def detect_process(
         ConfigError: A variable or an argument is not a number, or the rank is not below the world size.
     """
     environ = os.environ if environ is None else environ
-    for launcher in _LAUNCHERS:
+    for launcher in LAUNCHERS:
         found_rank = _number(environ, launcher.rank)
         if found_rank is not None and not (launcher.source == "slurm" and _interactive(environ)):
             source = launcher.source
@@ -144,7 +145,7 @@ def detect_process(
             local_size = _number(environ, launcher.local_world_size)
             break
     else:
-        source, found_rank, found_size, found_local, found_node, local_size = "default", 0, 1, 0, 0, 1
+        source, found_rank, found_size, found_local, found_node, local_size = "default", 0, 1, None, 0, None
     framework, initialised = "torch.distributed", _torch_distributed()
     if initialised is None:
         framework, initialised = "jax.distributed", _jax_distributed()
@@ -168,7 +169,10 @@ def detect_process(
         raise ConfigError(
             f"rank {the_rank} is not below world_size {the_size}; pass rank= and world_size= that fit together"
         )
-    the_local = _given("local_rank", local_rank, the_rank if found_local is None else found_local)
+    if found_local is None and source == "jax.distributed":
+        found_local = 0  # one process has all devices of a host, as a rule
+    elif found_local is None:
+        found_local = the_rank % local_size if local_size else the_rank
     if found_node is None:
         found_node = the_rank // local_size if local_size else 0
     import socket  # here: it costs 6 ms, and the host is not needed before the start
@@ -177,13 +181,13 @@ def detect_process(
     return ProcessInfo(
         run_id=run_id or _run_id(environ, the_size),
         rank=the_rank,
-        local_rank=the_local,
+        local_rank=_given("local_rank", local_rank, found_local),
         world_size=the_size,
         node=_given("node", node, found_node),
         host=socket.gethostname(),
         pid=os.getpid(),
         attempt=_given("attempt", attempt, the_attempt),
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         source=source,
         restartable=(_number(environ, ("TORCHELASTIC_MAX_RESTARTS",)) or 0) > 0,
         start_ticks=_start_ticks(),
@@ -274,13 +278,6 @@ def _launcher_start() -> str | None:
     # Do not use the times of the folder /proc/PID: they are set at its first access, and can change between two ranks.
     started = booted + ticks // os.sysconf("SC_CLK_TCK")
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started))}-{parent}"
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
 
 
 def _boot_time() -> int | None:

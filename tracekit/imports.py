@@ -1,15 +1,35 @@
-"""Run an action when a module is imported, without importing it."""
+"""Import optional modules; run an action when a module is imported, without importing it."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+
+
+def import_extra(name: str, extra: str, purpose: str, package: str | None = None) -> Any:
+    """Import a module that is optional.
+
+    Args:
+        name: The module.
+        extra: The extra of tracekit that brings it.
+        purpose: The feature that needs it, as the start of a sentence.
+        package: The name to install it by; None is that of the module.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        from tracekit.errors import MissingExtraError  # here: see `_act`
+
+        raise MissingExtraError(package or name, extra, purpose) from None
 
 
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:

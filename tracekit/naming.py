@@ -8,6 +8,7 @@ import string
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import ConfigError
+from tracekit.wording import hide_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +20,6 @@ _FIELDS: Final = ("run_id", "rank", "local_rank", "world_size", "node", "host", 
 _MAX_ALTERNATIVES: Final = 100_000
 _REGEX_OF: Final = {"host": r"[^/]+"}  # the other fields are numbers
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_SECRETS: Final = re.compile(r"(?<=://)[^/@]*@|\?.*")
 _MOST_CHARACTERS: Final = 100
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._+@=-]+")
 _SUFFIX: Final = re.compile(r"\.(?:json|pftrace|tar|zip)(?:\.gz)?\Z")
@@ -46,7 +46,7 @@ class FileName:
         if not isinstance(template, str) or not template:
             raise ConfigError(f"a file name must be a text that is not empty, not {template!r}")
         try:
-            fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+            fields = set(_fields(template))
         except ValueError as error:
             raise ConfigError(
                 f"file name {shown(template)}: {error}; write {{{{ and }}}} for braces that are meant"
@@ -165,6 +165,14 @@ class FileName:
             yield 0 if following == 1 else following, path
 
 
+def _fields(template: str) -> Iterator[str]:
+    """Yield the fields of a template, also those within a format (``{rank:{world_size}}``)."""
+    for _, name, form, _ in string.Formatter().parse(template):
+        if name is not None:
+            yield name
+            yield from _fields(form or "")
+
+
 def following_names(path: str) -> Iterator[str]:
     """Yield a path, and alternatives in case it is taken: with ``-2``, ``-3`` ... in front of its suffix."""
     yield path
@@ -204,4 +212,4 @@ def safe_text(text: str) -> str:
 
 def shown(name: str) -> str:
     """Return a name or template quoted for a message; a URL loses its user information and query."""
-    return repr(_SECRETS.sub("", name) if "://" in name else name)
+    return repr(hide_secrets(name))

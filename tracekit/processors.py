@@ -1,4 +1,4 @@
-"""Number of processors for this process, and the start method of its worker processes."""
+"""This machine: its boot, the number of processors for this process, and the start method of its worker processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+
+
+def boot_id() -> str | None:
+    """Return the kernel's id of this boot, or None if the system does not report it. Processes of one boot share their clocks."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 def usable_processors() -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from tracekit.errors import StorageError
 from tracekit.version import DISTRIBUTION
-from tracekit.wording import escape_surrogates, one_line
+from tracekit.wording import escape_surrogates, hide_secrets, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -98,12 +98,7 @@ def without_secrets(path: str) -> str:
     """
     if not path.isascii():
         path = escape_surrogates(path)
-    if "://" not in path:
-        return basename(path) if PIPE_FOLDER in path else path
-    scheme, rest = path.split("://", 1)
-    rest = rest.split("?", 1)[0]
-    host, slash, tail = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{tail}"
+    return basename(path) if PIPE_FOLDER in path and "://" not in path else hide_secrets(path)
 
 
 def shell_word(path: str) -> str:

@@ -129,13 +129,7 @@ def _watched(handler: TraceHandler) -> list[tuple[int, int, str]]:
 
         setattr(handler, name, watched)
 
-    for name in (
-        "batch_start",
-        "batch_end",
-        "process_instant_event",
-        "process_counter_event",
-        "process_duration_event",
-    ):
+    for name in ("batch_start", "batch_end", *(f"process_{kind}_event" for kind in ("instant", "counter", "duration"))):
         watch(name)
     return seen
 
@@ -145,9 +139,9 @@ class TraceHandlerContract:
 
     Example::
 
-    class TestMyHandler(TraceHandlerContract):
-        def make_handler(self, tmp_path):
-            return MyHandler(tmp_path / "trace.txt")
+        class TestMyHandler(TraceHandlerContract):
+            def make_handler(self, tmp_path):
+                return MyHandler(tmp_path / "trace.txt")
     """
 
     def make_handler(self, tmp_path: Path) -> TraceHandler:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 # C0, DEL and C1 control characters, and those that change the direction of text: names in a trace are not trusted.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SECRETS: Final = re.compile(r"(?<=://)[^/]*@|\?.*", re.DOTALL)  # user information and query
 
 
 def escape_surrogates(text: str) -> str:
@@ -25,6 +26,11 @@ def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     # os.fsdecode puts byte 0x80 to 0xFF at U+DC80 to U+DCFF.
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def hide_secrets(path: str) -> str:
+    """Return a path or URL without user information and query, also of the inner one of a chain (``zip://a::s3://b``)."""
+    return _SECRETS.sub("", path) if "://" in path else path
 
 
 def counted(number: int, noun: str) -> str:

@@ -21,20 +21,12 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-def process_pool(workers: int) -> ProcessPool:
-    """Return an executor of new processes, such as for `tracekit.merge.merge_traces`.
+class ProcessPool(ProcessPoolExecutor):
+    """An executor of new processes on this machine, such as for `tracekit.merge.merge_traces`.
 
     If this process has no other thread, which could leave a lock held in the copy, it forks the processes in some milliseconds.
     Otherwise they are spawned, and a program must not start its work when it is imported (``if __name__ == "__main__":``).
-
-    Args:
-        workers: The number of processes, including this one.
-    """
-    return ProcessPool(workers)
-
-
-class ProcessPool(ProcessPoolExecutor):
-    """Processes of this machine. They ignore Ctrl-C, which reaches all processes of a terminal.
+    The processes ignore Ctrl-C, which reaches all processes of a terminal.
 
     Attributes:
         workers: The number of processes, including the one that starts them.
@@ -57,6 +49,9 @@ class ProcessPool(ProcessPoolExecutor):
         # This may start a process. It inherits the blocked signals; otherwise, Ctrl-C would print a traceback at its start.
         with without_interrupts():
             return super().submit(fn, *args, **kwargs)
+
+
+process_pool = ProcessPool
 
 
 @contextlib.contextmanager

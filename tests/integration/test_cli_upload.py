@@ -64,6 +64,8 @@ def test_a_spool_is_uploaded_and_a_second_time_there_is_nothing_to_do(
     assert sorted(objects) == [
         "/bucket/run/rank0-part0.json", "/bucket/run/rank0-part1.json", "/bucket/run/rank0.index.json",
     ]  # fmt: skip
+    assert main(["upload", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}: 0 uploaded (0 bytes), 2 uploaded before\n"
     assert main(["upload", str(folder), "--json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)["spools"]
     assert report["complete"] is True

@@ -6,23 +6,20 @@ On a machine with an NVIDIA GPU, the last test reads that as well.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.native import compiled
+from tests.scripts import ROOT, run_script
 from tracekit import GPUProfiler, MemoryTraceHandler, Profiler
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.perfetto import Engine
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 RUN = """
 import json, logging, sys, threading
@@ -33,11 +30,12 @@ class Profile(GPUProfiler):
     def __init__(self, samples, **options):
         super().__init__(0.01, **options)
         self.left, self.enough = samples, threading.Event()
-    def _sample(self, recorder):
-        super()._sample(recorder)
+    def _sample(self, recorder, counters):
+        counters = super()._sample(recorder, counters)
         self.left -= 1
-        if not self.left or not self._counters:
+        if not self.left or not counters:
             self.enough.set()
+        return counters
 
 options = json.loads(sys.argv[1])
 source = Profile(5, devices=options.get("devices"))
@@ -54,17 +52,8 @@ def run(folder: Path, options: dict[str, Any] | None = None, **variables: str) -
     library = folder / "lib"
     library.mkdir()
     compiled("nvml", library, "libnvidia-ml.so.1")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(options or {})],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library), **variables},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    variables = {"CUDA_VISIBLE_DEVICES": "0,1", "LD_LIBRARY_PATH": str(library), **variables}
+    done = run_script(folder, "-c", RUN, json.dumps(options or {}), **variables)
     failures: dict[str, int] = json.loads(done.stdout)
     return failures, done.stderr
 
@@ -127,16 +116,7 @@ def test_the_example_runs_with_a_gpu_and_without(tmp_path: Path, engine: Engine)
     pytest.importorskip("torch", reason="torch is not installed")
     source = (ROOT / "examples" / "gpu_counters.py").read_text("utf-8")
     assert len(source.splitlines()) <= 30
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, "-c", source)
     with engine.load(tmp_path / done.stdout.strip().rpartition(" ")[2]) as trace:
         assert trace.errors() == []
         assert trace.scalar("select count(*) from slice where name = 'forward'") == 20

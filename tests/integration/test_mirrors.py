@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.native import compiled
+from tests.scripts import ROOT, run_script
 from tracekit import (
     JSONTraceHandler,
     NVTXMirror,
@@ -26,29 +24,12 @@ from tracekit import (
     cyclic_schedule,
     merge_traces,
 )
-from tracekit.testing import TraceHandlerContract
+from tracekit.testing import FakeClock, TraceHandlerContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.perfetto import Engine
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run_child(program: str, folder: Path, **variables: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
-    return done.stdout
-
 
 NVTX = """
 import asyncio, threading
@@ -74,7 +55,7 @@ with Profiler([NVTXMirror()], rank=0, record_batches=False) as profiler:
 def test_tool_that_listens_to_nvtx_gets_every_slice(tmp_path: Path) -> None:
     pytest.importorskip("nvtx", reason="nvtx is not installed")
     tool = compiled("nvtx_listener", tmp_path)
-    run_child(NVTX, tmp_path, NVTX_INJECTION64_PATH=str(tool), NVTX_CALLS=str(tmp_path / "calls"))
+    run_script(tmp_path, "-c", NVTX, NVTX_INJECTION64_PATH=str(tool), NVTX_CALLS=str(tmp_path / "calls"))
     calls = [line.split("|") for line in (tmp_path / "calls").read_text().splitlines()]
     main = calls[0][4]
     assert {domain for _, domain, *_ in calls} == {"tracekit"}
@@ -173,7 +154,7 @@ print("fine")
 
 def test_slice_that_outlives_a_torch_profile_does_not_crash_the_next(torch: Any, tmp_path: Path) -> None:
     # In a child: torch's own _RecordFunctionFast ends the process by a segmentation fault here.
-    assert run_child(CROSSING, tmp_path) == "fine\n"
+    assert run_script(tmp_path, "-c", CROSSING).stdout == "fine\n"
     export = "torch.profiler export"  # a marker, too: it begins while torch still records
     assert names_in(tmp_path / "0.json") == ["mine across", "mine", export]
     assert names_in(tmp_path / "1.json") == ["mine", export]
@@ -376,10 +357,13 @@ def test_slice_that_ends_in_another_task_is_ended_without_a_complaint(
 
 
 def test_spans_that_are_open_when_the_profiler_stops_are_ended_and_say_so(spans: Spans) -> None:
-    profiler = spans.profiler()
+    clock = FakeClock()
+    profiler = spans.profiler(clock=clock.clock)
     profiler.start()
     with profiler.marker("outer"), profiler.marker("inner"):
+        clock.advance(5_000)
         profiler.stop()
+        assert {span.end_time - span.start_time for span in spans.finished.values()} == {5_000}
         unfinished = {name: span.attributes["tracekit.unfinished"] for name, span in spans.finished.items()}
         assert unfinished == {"outer": True, "inner": True}
         with spans.tracer.start_as_current_span("after"):
@@ -399,7 +383,7 @@ def test_example_is_in_torchs_trace_and_in_tracekits(torch: Any, tmp_path: Path,
         pytest.importorskip(package, reason=f"{package} is not installed")
     source = (ROOT / "examples" / "mirrors.py").read_text("utf-8")
     assert len(source.splitlines()) <= 30
-    folder = tmp_path / run_child(source, tmp_path).strip().rpartition(" ")[2]
+    folder = tmp_path / run_script(tmp_path, "-c", source).stdout.strip().rpartition(" ")[2]
     merge_traces(str(tmp_path / "merged.json"), [str(folder)])
     with engine.load(tmp_path / "merged.json") as trace:
         assert trace.errors() == []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.scripts import run_script
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -62,7 +66,6 @@ print("whole graph")
         pytest.param("", "import torch._dynamo", id="dynamo last", marks=pytest.mark.slow),
     ],
 )
-def test_a_compiled_function_with_markers_is_one_graph(first: str, second: str) -> None:
-    program = PROGRAM.format(first=first, second=second)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
-    assert done.stdout.strip() == "whole graph", done.stderr
+def test_a_compiled_function_with_markers_is_one_graph(tmp_path: Path, first: str, second: str) -> None:
+    done = run_script(tmp_path, "-c", PROGRAM.format(first=first, second=second))
+    assert done.stdout.strip() == "whole graph"

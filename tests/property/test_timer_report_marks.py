@@ -63,25 +63,6 @@ def test_after_a_restart_every_report_begins_there(found: list[tuple[str, int, b
     assert [marks.report(report, total + more, reset=True) for report in REPORTS] == [more] * 3
 
 
-def test_two_reports_show_the_same_and_a_rarer_one_all_of_it() -> None:
-    """Megatron's own order: write(reset=False), then log(reset=True)."""
-    marks = ReportMarks()
-    shown = [
-        [marks.report("write", total, reset=reset), marks.report("log", total, reset=True)]
-        for total, reset in ((5, True), (12, True), (30, False), (37, False))
-    ]
-    assert shown == [[5, 5], [7, 7], [18, 18], [7, 7]]
-    assert marks.report("wandb", 37, reset=True) == 37
-
-
-def test_the_same_step_again_is_the_same_and_what_has_come_since() -> None:
-    marks = ReportMarks()
-    assert marks.report("write", 5, reset=True, step=1) == 5
-    assert marks.report("write", 6, reset=True, step=1) == 6
-    assert marks.report("write", 6, reset=True, step=1) == 6
-    assert marks.report("write", 9, reset=True, step=2) == 3
-
-
 def test_a_total_that_another_thread_has_not_put_back_yet_is_shown_the_next_time() -> None:
     marks = ReportMarks()
     assert marks.report("log", 10, reset=True) == 10

@@ -49,16 +49,6 @@ def test_merging_is_associative_and_commutative(a: list[int], b: list[int], c: l
     assert parts[0] == DurationStatistics(a), "what is merged stays as it is"
 
 
-@given(durations, st.randoms(use_true_random=False))
-def test_order_and_pieces_make_no_difference(found: list[int], random: object) -> None:
-    shuffled = found.copy()
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    one_by_one = DurationStatistics()
-    for duration in shuffled:
-        one_by_one.add(duration)
-    assert one_by_one == DurationStatistics(found)
-
-
 @given(durations)
 def test_it_survives_json(found: list[int]) -> None:
     before = DurationStatistics(found)

@@ -50,7 +50,8 @@ PMI = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANK
         ({**SLURM, **TORCHRUN}, 5, 1, 8, 1, 2, "torchrun"),
         ({**SLURM, "SLURM_JOB_NAME": "bash"}, 0, 0, 1, 0, 0, "default"),
         ({"RANK": "3", "WORLD_SIZE": "4"}, 3, 3, 4, 0, 0, "torchrun"),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 3, 1, 4, 1, 0, "torchrun"),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}, 3, 0, 4, 1, 0, "torchrun"),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, 3, 1, 4, 1, 0, "torchrun"),
         ({"RANK": ""}, 0, 0, 1, 0, 0, "default"),
     ],
 )
@@ -81,6 +82,8 @@ def test_an_initialised_torch_distributed_comes_before_the_environment(
     found = detect_process(environ=TORCHRUN)
     assert (found.rank, found.source) == (7, "torch.distributed")
     assert "torch.distributed says rank 7 of 8, torchrun says rank 5 of 8" in caplog.text
+    alone = detect_process(environ={})
+    assert (alone.rank, alone.local_rank, alone.world_size) == (7, 7, 8), "not 0, which is another rank's GPU"
 
 
 def test_a_torch_distributed_that_is_not_initialised_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def test_a_template_with_control_characters_is_refused(template: str) -> None:
     ("name", "told"),
     [
         ("s3://key:secret@bucket/{run_id}/t.json?sig=secret", "'s3://bucket/{run_id}/t.json'"),
+        ("zip://t.json::s3://key:se@cret@bucket/a.zip", "'zip://t.json::s3://bucket/a.zip'"),
         ("s3://bucket/a@b/t.json", "'s3://bucket/a@b/t.json'"),
         ("runs/what?/t@1.json", "'runs/what?/t@1.json'"),
     ],
@@ -78,7 +79,7 @@ def test_messages_quote_names_without_secrets(name: str, told: str) -> None:
     assert shown(name) == told
 
 
-@pytest.mark.parametrize("template", ["{nope}", "{rank", "rank}", "{}", "{0}", "", 3, None])
+@pytest.mark.parametrize("template", ["{nope}", "{rank:{x}}", "{rank", "rank}", "{}", "{0}", "", 3, None])
 def test_a_template_that_is_wrong_is_refused(template: Any) -> None:
     with pytest.raises(ConfigError):
         FileName(template)

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from tracekit.errors import ConfigError, StorageError
+from tracekit.processors import boot_id
 from tracekit.storage import atomic_write, make_folders
 
 T = TypeVar("T", bound="_Document")
@@ -262,10 +263,12 @@ class ControlFolder:
 @cache
 def machine() -> str | None:
     """Return an id that processes have in common if they can see each other's pids; None if the system does not report it."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         name = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except (OSError, ValueError):
+    except OSError:
+        return None
+    if boot is None:
         return None
     return hashlib.sha256(name.encode()).hexdigest()[:16]  # a hash, because the boot id may be private
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import core
 from tracekit.clock import SYSTEM_CLOCK, Clock
-from tracekit.distributed import detect_process
+from tracekit.distributed import LAUNCHERS, detect_process
 from tracekit.errors import ConfigError, StorageError, TracekitError
 from tracekit.processors import usable_processors
 from tracekit.storage import is_remote, put, read, remove_all, without_secrets
@@ -33,12 +33,6 @@ _VARIABLES: Final = "TRACEKIT_"
 _SECRET_NAME: Final = re.compile("TOKEN|SECRET|KEY|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _USER_OF_URL: Final = re.compile(r"(?<=://)[^\s/]*@")
 _QUERY_OF_URL: Final = re.compile(r"(://[^\s?]*)\?\S*")
-_SIZES: Final = {
-    "torchrun": "WORLD_SIZE",
-    "slurm": "SLURM_NTASKS",
-    "openmpi": "OMPI_COMM_WORLD_SIZE",
-    "pmi": "PMI_SIZE",
-}
 _RANK_FACTS: Final = ("rank", "local_rank", "world_size", "node", "attempt", "run_id", "host", "source")
 # Package, distribution, extra ("" for a requirement), what it is for.
 _PACKAGES: Final = (
@@ -140,8 +134,8 @@ def examine_rank() -> Section:
         section.problems.append(str(error))
         return section
     section.facts = {name: getattr(process, name) for name in _RANK_FACTS}
-    variable = _SIZES.get(process.source, "")
-    stated = os.environ.get(variable)
+    names = next((launcher.world_size for launcher in LAUNCHERS if launcher.source == process.source), ())
+    variable, stated = next(((name, os.environ[name]) for name in names if name in os.environ), ("", None))
     if stated is not None and stated != str(process.world_size):
         section.problems.append(
             f"{variable} is {stated}, which does not fit rank {process.rank}: look at what sets the variables of {process.source}"

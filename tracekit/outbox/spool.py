@@ -95,7 +95,7 @@ class Spool:
         """
         stem = f"{safe_text(str(header['run_id']))}-rank{header['rank']}-attempt{header['attempt']}-{header['pid']}"
         may_move = root is None and not os.environ.get(SPOOL_VARIABLE)
-        root = default_root() if root is None else root
+        root = (default_root() if root is None else root).absolute()  # training may change the current folder
         try:
             try:
                 make_folders(root.parent)
@@ -134,7 +134,8 @@ class Spool:
         # Do not open the file again: closing any descriptor of a file releases the locks of the process on it.
         header, *lines = map(_decoded, os.pread(descriptor, os.fstat(descriptor).st_size, 0).split(b"\n"))
         spool = cls(folder, header, descriptor)
-        if header.pop("tracekit_spool", None) != _VERSION:
+        is_whole = isinstance(header.get("id"), str) and isinstance(header.get("index"), str)
+        if header.pop("tracekit_spool", None) != _VERSION or not is_whole:
             spool.close()
             raise StorageError(f"{folder}: {JOURNAL} is not one that this tracekit {__version__} can read")
         for line in filter(None, lines):
@@ -231,8 +232,10 @@ class Spool:
                 known = {"number": number} if change == "begin" else asdict(self.segments[number])
                 if "bytes" in line:
                     line["size_bytes"] = line.pop("bytes")
-                segment = Segment(**{**known, **line, "state": _STATES[change]})
-                if Path(segment.file).name == segment.file and not segment.file.startswith("."):
+                line["number"], line["state"] = number, _STATES[change]
+                segment = Segment(**{**known, **line})
+                has_types = all(type(value).__name__ == Segment.__annotations__[name] for name, value in line.items())
+                if has_types and Path(segment.file).name == segment.file and not segment.file.startswith("."):
                     self.segments[number] = segment
 
 

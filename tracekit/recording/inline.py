@@ -39,8 +39,10 @@ class InlineHandlers(MarkerObserver):
         self._mirrors = [handler for handler in handlers if isinstance(handler, Mirror)]
         self._handlers = [handler for handler in handlers if not isinstance(handler, Mirror)]
         self._timestamps = timestamps
-        self._offset_ns = timeline.offset_ns
+        self._clock, self._offset_ns = timeline.clock.monotonic_ns, timeline.offset_ns
         self._limits = {id(handler): FailureLimit(type(handler).__name__, failures) for handler in handlers}
+        for mirror in self._mirrors:
+            mirror.now = self._now
 
     def _call(self, handler: TraceHandler, method: str, *args: Any) -> None:
         try:
@@ -60,6 +62,9 @@ class InlineHandlers(MarkerObserver):
 
     def _moment(self, monotonic_ns: int) -> Moment:
         return Moment(monotonic_ns, self._offset_ns, self._timestamps)
+
+    def _now(self) -> Moment:
+        return self._moment(self._clock())
 
     def _slice(self, marker: Marker, monotonic_ns: int, is_start: bool) -> None:
         if self._handlers:
@@ -88,9 +93,8 @@ class InlineHandlers(MarkerObserver):
         self._slice(marker, monotonic_ns, is_start=True)
         for mirror in self._mirrors:
             try:
-                if mirror.is_listening():
-                    key = (track, monotonic_ns, marker.name)
-                    mirror.slice_begins(key, marker.name, marker.categories, self._moment(monotonic_ns))
+                key = (track, monotonic_ns, marker.name, marker.categories)
+                mirror.slice_begins(key, marker.name, marker.categories, self._moment(monotonic_ns))
             except Exception as error:  # noqa: BLE001 - see above
                 self._failed(mirror, "begin", error)
 
@@ -100,7 +104,8 @@ class InlineHandlers(MarkerObserver):
         for mirror in reversed(self._mirrors):
             try:
                 if mirror.has_open:
-                    mirror.slice_ends((track, start_ns, marker.name), self._moment(monotonic_ns), exception)
+                    key = (track, start_ns, marker.name, marker.categories)
+                    mirror.slice_ends(key, self._moment(monotonic_ns), exception)
                     self._limits[id(mirror)].succeeded()
             except Exception as error:  # noqa: BLE001 - see above
                 self._failed(mirror, "end", error)

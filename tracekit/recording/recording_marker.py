@@ -276,7 +276,12 @@ def marker_classes(clock: Callable[[], int]) -> MarkerClasses:
 
         def __enter__(self) -> Marker:
             observer = self._observer
-            if observer is not None and not self.record_instant_on_start and observer.is_idle():
+            if (
+                observer is not None
+                and not self.record_instant_on_start
+                and not self._start  # mirrors match the end of a slice inside another one by its start
+                and observer.is_idle()
+            ):
                 return RecordingMarker.__enter__(self)
             self._enter_slow()
             return self

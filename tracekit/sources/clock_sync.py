@@ -14,6 +14,7 @@ from tracekit.distributed import torch_process_group
 from tracekit.notices import WarnOnce
 from tracekit.recording.source import Source
 from tracekit.sources.clock_exchange import Answering, Drift, default_store, measure, own_connection, reachable
+from tracekit.wording import rank_spans
 
 if TYPE_CHECKING:
     from tracekit.recording.schedule import ProfilerAction
@@ -69,9 +70,10 @@ class ClockSync(Source):
     def open(self, recorder: Recorder, action: ProfilerAction) -> None:
         """Start the thread."""
         self._pid = os.getpid()
-        self._closing.clear()
+        self._closing = threading.Event()  # a new one: a thread that was left behind keeps its own
         self._warn = WarnOnce("tracekit: ClockSync: ")
-        self._thread = threading.Thread(target=self._run, args=(recorder,), name="tracekit-clock-sync", daemon=True)
+        args = recorder, self._closing
+        self._thread = threading.Thread(target=self._run, args=args, name="tracekit-clock-sync", daemon=True)
         self._thread.start()
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
@@ -88,29 +90,29 @@ class ClockSync(Source):
 
     # ---- on the thread --------------------------------------------------------------------------------------------------
 
-    def _run(self, recorder: Recorder) -> None:
+    def _run(self, recorder: Recorder, closing: threading.Event) -> None:
         try:
-            torch = self._process_group()
+            torch = self._process_group(closing)
             if torch is None or torch.get_world_size() < 2:
                 return
             if torch.get_rank() == 0:
-                self._answer(recorder, torch)
+                self._answer(recorder, torch, closing)
             else:
-                self._ask(recorder, torch)
+                self._ask(recorder, torch, closing)
         except Exception as error:  # noqa: BLE001 - torch may raise any exception; training goes on
-            if not self._closing.is_set() and torch_process_group() is not None:
+            if not closing.is_set() and torch_process_group() is not None:
                 self._warn(_TROUBLE, f"clocks are not compared: {_first_line(error)}")
 
-    def _process_group(self) -> Any:
+    def _process_group(self, closing: threading.Event) -> Any:
         """Wait for the default process group; return ``torch.distributed``, or None if the recording ends before."""
         while True:
             torch = torch_process_group()
             if torch is not None:
                 return torch
-            if self._closing.wait(LOOK_S):
+            if closing.wait(LOOK_S):
                 return None
 
-    def _answer(self, recorder: Recorder, torch: Any) -> None:
+    def _answer(self, recorder: Recorder, torch: Any, closing: threading.Event) -> None:
         """Answer the other ranks; runs on rank 0."""
         process, timeline = recorder.process, recorder.timeline
         store = own_connection(default_store(torch))
@@ -133,8 +135,8 @@ class ClockSync(Source):
         recorder.record_clock_offset(itself)
         world_size = torch.get_world_size()
         # The store ends with the process group. Asking it then is harmless, but torch logs long messages.
-        while not self._closing.wait(LOOK_S) and torch_process_group() is not None:
-            while answering.waiting() and not self._closing.is_set():
+        while not closing.wait(LOOK_S) and torch_process_group() is not None:
+            while answering.waiting() and not closing.is_set():
                 try:
                     answering.answer()
                 except Exception as error:  # noqa: BLE001 - that rank is gone; the others go on
@@ -143,12 +145,10 @@ class ClockSync(Source):
                     self._warn(_TROUBLE, f"a rank went away while its clock was compared: {_first_line(error)}")
         if torch_process_group() is not None:
             answering.leave()
-        missing = sorted(set(range(1, world_size)) - answering.ranks)
-        if missing:
-            names = ", ".join(map(str, missing[:10])) + (" ..." if len(missing) > 10 else "")
-            logger.warning("tracekit: ClockSync: no clock was compared with that of rank %s", names)
+        if missing := set(range(1, world_size)) - answering.ranks:
+            logger.warning("tracekit: ClockSync: no clock was compared with that of %s", rank_spans(missing, most=10))
 
-    def _ask(self, recorder: Recorder, torch: Any) -> None:
+    def _ask(self, recorder: Recorder, torch: Any, closing: threading.Event) -> None:
         """Ask rank 0 at intervals; runs on the other ranks."""
         timeline, rank = recorder.timeline, torch.get_rank()
         store = own_connection(default_store(torch))
@@ -158,31 +158,31 @@ class ClockSync(Source):
             rank=rank,
             timeline_offset_ns=timeline.offset_ns,
             monotonic_ns=timeline.clock.monotonic_ns,
-            pause=self._closing.wait,
+            pause=closing.wait,
         )
         interval_s = max(self._interval_s, RANK_SECONDS * torch.get_world_size())
         drift = Drift()
         unanswered = 0
         # Spread the first requests of a large run.
         pause_s = min(rank * RANK_SECONDS / 10, interval_s)
-        while not self._closing.wait(pause_s) and torch_process_group() is not None:
+        while not closing.wait(pause_s) and torch_process_group() is not None:
             offset, reason = None, "it has no ClockSync, or is not so far yet"
             try:
                 offset = exchange()
             except Exception as error:  # noqa: BLE001 - rank 0 is gone, or only slow
-                if self._closing.is_set() or torch_process_group() is None:
+                if closing.is_set() or torch_process_group() is None:
                     return
                 reason = _first_line(error)
                 if not reachable(store):
                     # At the end of a run, rank 0 may end a moment before this rank.
-                    if not self._closing.wait(PARTING_S) and torch_process_group() is not None:
+                    if not closing.wait(PARTING_S) and torch_process_group() is not None:
                         self._warn(_TROUBLE, f"rank 0 is gone, clocks are compared no more: {reason}")
                     return
             if offset is not None:
                 recorder.record_clock_offset(drift.add(offset))
                 unanswered, pause_s = 0, interval_s
                 continue
-            if self._closing.is_set():
+            if closing.is_set():
                 return
             unanswered += 1
             pause_s = min(FIRST_RETRY_S * 2 ** (unanswered - 1), interval_s)

@@ -8,7 +8,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tracekit.clock import SYSTEM_CLOCK, Clock
-from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.errors import ConfigError
+from tracekit.imports import import_extra
 from tracekit.sources.sampling import SampledCounter, SamplingSource, pick
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class GPUProfiler(SamplingSource):
     ) -> None:
         super().__init__(interval, clock)
         self._devices = _checked(devices)
-        self._nvml = _import_pynvml() if provider is None else provider
+        self._nvml = import_extra("pynvml", "gpu", "GPUProfiler", "nvidia-ml-py") if provider is None else provider
         self._initialised = False
 
     def begin_sampling(self, recorder: Recorder) -> list[SampledCounter]:
@@ -273,11 +274,3 @@ def _checked(devices: object) -> Sequence[int] | Literal["all"] | None:
     if not numbers or any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
         raise ConfigError(f'GPUProfiler: devices must be numbers from 0 on such as [0, 1], or "all", not {devices!r}')
     return numbers
-
-
-def _import_pynvml() -> Any:
-    try:
-        import pynvml
-    except ImportError:
-        raise MissingExtraError("nvidia-ml-py", "gpu", "GPUProfiler") from None
-    return pynvml

@@ -92,11 +92,9 @@ class SamplingSource(Source):
         check_seconds(f"{type(self).__name__}: interval", interval)
         self._interval_ns = max(1, round(interval * 1e9))
         self._clock = clock
-        self._counters: list[SampledCounter] = []
         self._recorder: Recorder | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
-        self._closing = False
         self._pid = -1
 
     @abstractmethod
@@ -118,9 +116,10 @@ class SamplingSource(Source):
         """Start the sampling thread."""
         self._recorder = recorder
         self._pid = os.getpid()
-        self._closing = False
+        self._wake = threading.Event()  # a new one: a thread that was left behind keeps its own
         self._wake.set()
-        self._thread = threading.Thread(target=self._run, args=(recorder,), name=self.thread_name, daemon=True)
+        args = recorder, self._wake
+        self._thread = threading.Thread(target=self._run, args=args, name=self.thread_name, daemon=True)
         self._thread.start()
 
     def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
@@ -134,17 +133,23 @@ class SamplingSource(Source):
         if thread is None or recorder is None or os.getpid() != self._pid:
             # A forked child has no such thread, and the event may have been forked with its lock held.
             return
-        self._closing = True
         self._wake.set()
         thread.join(JOIN_SECONDS)
         if thread.is_alive():
             error = TimeoutError(f"a sample did not end within {JOIN_SECONDS:g} s; its thread is left behind")
             recorder.report_failure(type(self).__name__, error)
 
-    def _run(self, recorder: Recorder) -> None:
+    def _run(self, recorder: Recorder, wake: threading.Event) -> None:
         try:
-            self._counters = self.begin_sampling(recorder)
-            self._sample_on(recorder)
+            counters = self.begin_sampling(recorder)
+            start_ns = self._clock.monotonic_ns()
+            while counters:
+                passed_ns = (self._clock.monotonic_ns() - start_ns) % self._interval_ns
+                wake.wait((self._interval_ns - passed_ns) / 1e9)
+                wake.clear()
+                if self._thread is not threading.current_thread():  # closed, and perhaps opened again
+                    return
+                counters = self._sample(recorder, counters)
         except Exception as error:  # noqa: BLE001 - nothing else would report an exception of this thread
             recorder.report_failure(type(self).__name__, error)
         finally:
@@ -153,29 +158,19 @@ class SamplingSource(Source):
             except Exception as error:  # noqa: BLE001 - see above
                 recorder.report_failure(type(self).__name__, error)
 
-    def _sample_on(self, recorder: Recorder) -> None:
-        start_ns = self._clock.monotonic_ns()
-        while self._counters:
-            passed_ns = (self._clock.monotonic_ns() - start_ns) % self._interval_ns
-            self._wake.wait((self._interval_ns - passed_ns) / 1e9)
-            self._wake.clear()
-            if self._closing:
-                return
-            self._sample(recorder)
-
-    def _sample(self, recorder: Recorder) -> None:
-        """Read every counter once and record it; called on the sampling thread."""
+    def _sample(self, recorder: Recorder, counters: list[SampledCounter]) -> list[SampledCounter]:
+        """Read every counter once and record it; return the counters to read next time."""
         if recorder.action is ProfilerAction.SKIP:
-            for counter in self._counters:
+            for counter in counters:
                 counter.base = None
-            return
+            return counters
         gone: set[str] = set()
         kept: list[SampledCounter] = []
-        for counter in self._counters:
+        for counter in counters:
             next_ = None if counter.device in gone else self._record(recorder, counter, gone)
             if next_ is not None:
                 kept.append(next_)
-        self._counters = [counter for counter in kept if counter.device not in gone]
+        return [counter for counter in kept if counter.device not in gone]
 
     def _record(self, recorder: Recorder, counter: SampledCounter, gone: set[str]) -> SampledCounter | None:
         """Read and record one counter; return the counter to read next time, or None. Note its device if that is gone."""

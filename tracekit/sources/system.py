@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracekit.clock import SYSTEM_CLOCK, Clock
-from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.errors import ConfigError
+from tracekit.imports import import_extra
 from tracekit.sources.sampling import SampledCounter, SamplingSource, pick
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class SystemProfiler(SamplingSource):
         super().__init__(interval, clock)
         if not (process or cpu or memory or disk or network):
             raise ConfigError("SystemProfiler: nothing is left to record; leave one of its arguments True")
-        self._provider = _import_psutil() if provider is None else provider
+        self._provider = import_extra("psutil", "system", "SystemProfiler") if provider is None else provider
         self._groups = {"process": process, "cpu": cpu, "memory": memory, "disk": disk, "network": network}
 
     def begin_sampling(self, recorder: Recorder) -> list[SampledCounter]:
@@ -135,11 +136,3 @@ def _host_cpu(psutil: Any) -> dict[str, float]:
     not_busy = ("idle", "iowait", "guest", "guest_nice")
     busy = sum(times) - sum(getattr(times, name, 0.0) for name in not_busy)
     return {"percent": busy * 100 / (psutil.cpu_count() or 1)}
-
-
-def _import_psutil() -> Any:
-    try:
-        import psutil
-    except ImportError:
-        raise MissingExtraError("psutil", "system", "SystemProfiler") from None
-    return psutil

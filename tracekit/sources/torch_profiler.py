@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit import storage
 from tracekit.arguments import check_path
-from tracekit.errors import ConfigError, HandlerError, MissingExtraError, StorageError
+from tracekit.errors import ConfigError, HandlerError, StorageError
 from tracekit.handlers.live_file import check_mode, make_folder
+from tracekit.imports import import_extra
 from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
@@ -49,9 +50,9 @@ class TorchProfiler(Source):
     backslashes; they become ``'`` and ``/`` there.
 
     Files appear whole or not at all, and never replace an existing file: if a name is taken, a counter is put before the
-    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. Between two
-    batches this is the slice "torch.profiler export". torch waits for the devices at that time. Without a schedule, a window
-    lasts for an epoch and stays in memory.
+    suffix. The training thread writes the file when a window ends, which takes about a second for 50 MB of trace. torch waits
+    for the devices at that time. Between two batches this is the slice "torch.profiler export", unless the schedule skips the
+    next one. Without a schedule, a window lasts for an epoch and stays in memory.
 
     torch can run one profiler at a time and crashes the process if two are mixed. If another torch profiler starts during a
     window (autotuning in torch.compile uses one), the window is discarded and the loss is reported; torch 2.11 refuses to start
@@ -105,7 +106,7 @@ class TorchProfiler(Source):
                 raise ConfigError(
                     "TorchProfiler: a memory timeline in HTML needs matplotlib: pip install matplotlib, or choose .json.gz"
                 )
-        self._torch = _import_torch()
+        self._torch = import_extra("torch", "torch", "TorchProfiler")
         self._options: dict[str, Any] = {
             "activities": _activities(self._torch, activities),
             "record_shapes": record_shapes,
@@ -120,6 +121,7 @@ class TorchProfiler(Source):
         self._off = False
         self._given_up = False
         self._pid = -1
+        self._folder = ""
 
     def check(self, recorder: Recorder) -> None:
         """Refuse names that two ranks or two windows would share, and folders that cannot be written."""
@@ -144,6 +146,7 @@ class TorchProfiler(Source):
         """Begin the first window, if the action of the first batch is not SKIP."""
         self._recorder = recorder
         self._pid = os.getpid()
+        self._folder = os.path.abspath("")  # noqa: PTH100 - see `_place`
         self._off = self._given_up = False
         # torch imports this (800 modules, some seconds) when the first profile starts: better now than between two batches.
         with contextlib.suppress(Exception):
@@ -216,13 +219,18 @@ class TorchProfiler(Source):
             _check_complete(exported)
             if recorder.process.private:
                 hide_origin(exported, recorder.process.host)
-            path = _put(exported, window.path, self._mode, compress=window.path.endswith(".gz"))
+            path = _put(exported, self._place(window.path), self._mode, compress=window.path.endswith(".gz"))
             recorder.record_chrome_json_trace_file(path)
             if window.memory_path is not None:
                 # torch chooses the format by the suffix, and compresses by itself.
                 timeline = Path(folder) / storage.basename(window.memory_path)
                 window.export_memory_timeline(timeline)
-                _put(timeline, window.memory_path, self._mode, compress=False)
+                _put(timeline, self._place(window.memory_path), self._mode, compress=False)
+
+    def _place(self, path: str) -> str:
+        """Return a path that is in the folder of the start if it is relative, also if the training has changed the folder."""
+        is_here = storage.is_remote(path) or os.path.abspath("") == self._folder  # noqa: PTH100
+        return path if is_here else os.path.join(self._folder, path)  # noqa: PTH118
 
 
 def _put(source: Path, target: str, mode: int, *, compress: bool) -> str:
@@ -302,12 +310,3 @@ def _activities(torch: Any, activities: Iterable[Any] | None) -> list[Any] | Non
     if not found:
         raise ConfigError(f"TorchProfiler: activities is empty; accepted are {accepted}, or None for all")
     return found
-
-
-def _import_torch() -> Any:
-    try:
-        import torch
-        import torch.profiler
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "TorchProfiler") from None
-    return torch

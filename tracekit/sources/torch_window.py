@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.errors import HandlerError
 from tracekit.formats.kineto import plain_text
 from tracekit.formats.rank_trace import FORMAT_VERSION
+from tracekit.handlers.mirrors.record_function import Session
 from tracekit.recording.schedule import ProfilerAction
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ _NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
 
 _NO_WORK: Final = ("ProfilerStep#", "Activity Buffer Request", "cudaDeviceSynchronize", "hipDeviceSynchronize")
 """Names of the slice of a batch, and of what a profiler itself does on a GPU, in a window without any batch."""
-
-
-class _Token(int):
-    """Identifies a session. Replaces the value of torch's flag ``_is_profiler_enabled`` with an equal one."""
 
 
 class TorchWindow:
@@ -76,7 +73,7 @@ class TorchWindow:
         self._options = options
         self._action: Any = None
         self._profile: Any = None
-        self._token: _Token | None = None
+        self._token: Session | None = None
 
     def goes_on_with(self, action: ProfilerAction) -> bool:
         """Return True if a batch with that action belongs to this window."""
@@ -178,7 +175,7 @@ class TorchWindow:
     def _claim(self) -> None:
         # One token per session; `RecordFunctionMirror` identifies sessions by it.
         if self._flag is not self._token:
-            self._token = _Token(bool(self._flag))
+            self._token = Session(bool(self._flag))
             self._torch.autograd.profiler._is_profiler_enabled = self._token  # noqa: SLF001
 
     def _disclaim(self) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.arguments import check_choice
-from tracekit.errors import MissingExtraError
+from tracekit.imports import import_extra
 from tracekit.notices import WarnOnce
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def synchronize() -> None:
 
 def tensor(rows: list[list[float]]) -> Any:
     """Return a torch tensor of 64-bit floats, on the current CUDA device if CUDA is in use."""
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError("torch", "torch", "A tensor of the timers of all ranks") from error
+    torch = import_extra("torch", "torch", "A tensor of the timers of all ranks")
     used = cuda(in_use=True)
     return torch.tensor(rows, dtype=torch.float64, device="cpu" if used is None else used.current_device())
 

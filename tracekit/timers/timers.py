@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Collection
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -200,8 +201,9 @@ class Timers:
 
     def _wanted(self, names: Names) -> dict[str, Timer]:
         """Return the timers of names that have one; None is all."""
-        if isinstance(names, str):
-            raise ConfigError(f"the names of timers are a list, such as [{names!r}], not {names!r}")
+        if names is not None and (isinstance(names, str) or not isinstance(names, Collection)):
+            example = names if isinstance(names, str) else "forward"
+            raise ConfigError(f"the names of timers are a list, such as [{example!r}], not {names!r}")
         return {name: self._timers[name] for name in (self.names if names is None else names) if name in self._timers}
 
     # ---- Megatron's reports: one sum for each timer and rank ----------------------------------------------------------
@@ -226,12 +228,7 @@ class Timers:
         Raises:
             ConfigError: The normalizer is not above 0.
         """
-        own_rank, world_size = self._ranks.place
-        if rank is not None and not 0 <= rank < world_size:
-            self._ranks.warn(
-                ("rank", rank), f"log(rank={rank!r}) prints nothing: there are {world_size} ranks, counted from 0"
-            )
-        reads = own_rank == (world_size - 1 if rank is None else rank)
+        reads = self._is_own("log", self._ranks.place[1] - 1 if rank is None else rank)
         sums = self._sums("log", names, reset, barrier, normalizer, reads=reads)
         if (text := sums_text(sums, names, self._log_option, float(normalizer))) is not None:
             self._output(text)
@@ -334,9 +331,9 @@ class Timers:
         for name, sums_ns in used_sums(sums, names).items():
             seconds = max(sums_ns.values()) / (_SECOND_NS * float(normalizer))
             if report == "write" and hasattr(writer, "add_scalar"):
-                writer.add_scalar(f"{name}-time", seconds, iteration)
+                writer.add_scalar(f"{name}-time", seconds, step)
             else:
-                writer.log({f"{name}-time": seconds}, iteration)
+                writer.log({f"{name}-time": seconds}, step)
 
     def _sums(
         self,
@@ -396,8 +393,7 @@ class Timers:
             check_seconds("gather: timeout", timeout)
         statistics = self._statistics(names, reset=reset, lifetime=lifetime)
         own = {name: found.to_dict() for name, found in statistics.items()}
-        own_rank, world_size = self._ranks.place
-        reads = None if rank is None else own_rank == rank
+        reads = None if rank is None else self._is_own("gather", rank)
         try:
             found, missing = self._ranks.collect("table", own, reads=reads, timeout_s=timeout)
             if missing and not allow_missing:
@@ -413,7 +409,7 @@ class Timers:
             raise
         if reads is False:
             return None
-        if world_size == 1:
+        if self._ranks.place[1] == 1:
             return TimerTable({self._own_rank(): statistics})
         tables = {
             number: {name: DurationStatistics.from_dict(stored) for name, stored in timers.items()}
@@ -423,6 +419,14 @@ class Timers:
 
     def _statistics(self, names: Names, *, reset: bool, lifetime: bool) -> dict[str, DurationStatistics]:
         return {name: timer.statistics(reset=reset, lifetime=lifetime) for name, timer in self._wanted(names).items()}
+
+    def _is_own(self, method: str, rank: int) -> bool:
+        """Return True if a report is for this rank; warn if it is for none."""
+        own_rank, world_size = self._ranks.place
+        if not 0 <= rank < world_size:
+            there = f"there {'is' if world_size == 1 else 'are'} only {rank_spans(range(world_size))}"
+            self._ranks.warn((method, rank), f"{method}(rank={rank!r}) reports nothing: {there}")
+        return own_rank == rank
 
     def _own_rank(self) -> int:
         if self._rank is None or self._ranks.place[1] > 1:

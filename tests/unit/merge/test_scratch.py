@@ -44,7 +44,7 @@ def make_old(folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def boot_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_boot_id", lambda: "this boot")
+    monkeypatch.setattr(scratch, "boot_id", lambda: "this boot")
 
 
 @pytest.mark.parametrize("at", ["out.json", "deep/er/out.json"])
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_emptied_keeps_its_owner(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("scratch._boot_id", None), ("os.geteuid", 4711)], ids=["no boot id", "another user's"]
+    ("name", "value"), [("scratch.boot_id", None), ("os.geteuid", 4711)], ids=["no boot id", "another user's"]
 )
 def test_what_cannot_be_known_to_be_of_a_dead_merge_of_this_user_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any

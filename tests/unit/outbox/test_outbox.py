@@ -20,7 +20,7 @@ from tracekit.check.schemas import SEGMENT_INDEX, compile_schema
 from tracekit.formats.rank_trace import Segment, index_document, index_name, listed_segments
 from tracekit.notices import Notices
 from tracekit.outbox import upload
-from tracekit.outbox.finish import finish_spool, report_lines
+from tracekit.outbox.finish import finish_spool
 from tracekit.outbox.outbox import Outbox, pack
 from tracekit.outbox.spool import JOURNAL, Spool, default_root, default_spools
 from tracekit.outbox.upload import Uploader, UploadingOutbox
@@ -178,7 +178,7 @@ def test_pauses_grow_to_a_limit_and_answers_get_more_time_when_they_need_it(
     errors += [StorageError("down")]
     assert uploader.upload(None) is not None
     assert uploader.pause_s <= 1
-    errors += [TooSlowError("slow")] * 2000
+    errors += [TooSlowError("slow")] * 20
     while errors:
         uploader.upload(None)
     assert uploader._answer_s == 600
@@ -194,8 +194,12 @@ def test_a_notice_of_each_kind_is_logged_at_most_once_a_minute(caplog: pytest.Lo
     assert caplog.messages == ["a at 0", "a at 60", "a at 120", "b at 1"]
 
 
-def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Path) -> None:
-    spool = Spool.create(tmp_path / "root", HEADER)
+def test_a_spool_is_private_named_after_its_recording_and_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spool = Spool.create(Path("root"), HEADER)
+    monkeypatch.chdir("/")
     assert stat.S_IMODE(spool.folder.stat().st_mode) == stat.S_IMODE((tmp_path / "root").stat().st_mode) == 0o700
     assert spool.folder.name.startswith("run_.._7-rank3-attempt0-4711-")
     files = [spool.begin(f"memory://b/run/p{number}.json.gz") for number in range(4)]
@@ -207,7 +211,8 @@ def test_a_spool_is_private_named_after_its_recording_and_remembers(tmp_path: Pa
     assert [segment.size_bytes for segment in spool.waiting] == [2, 0]
     with (spool.folder / JOURNAL).open("a") as journal:
         journal.write(
-            'not json\n{"begin":9,"file":"../../etc/passwd","url":"memory://b/x"}\n{"finish":77}\n[1]\n{"deliver":3'
+            'not json\n{"begin":9,"file":"../../etc/passwd","url":"memory://b/x"}\n{"finish":77}\n[1]\n'
+            '{"begin":8,"file":"a","url":7}\n{"finish":3,"events":"many"}\n{"deliver":3'
         )
     spool.close()
     again = Spool.load(spool.folder)
@@ -230,9 +235,14 @@ def test_a_spool_is_not_made_where_somebody_else_could_play_tricks(tmp_path: Pat
             Spool.create(tmp_path / name, HEADER)
     with pytest.raises(StorageError, match="no spool of tracekit"):
         Spool.load(tmp_path)
-    (tmp_path / JOURNAL).write_text('{"tracekit_spool":99}\n')
-    with pytest.raises(StorageError, match="not one that this tracekit"):
-        Spool.load(tmp_path)
+    for head in (
+        '{"tracekit_spool":99,"id":"x","index":"y"}',
+        '{"tracekit_spool":1,"id":"x"}',
+        '{"tracekit_spool":1,"id":"x","index":5}',
+    ):
+        (tmp_path / JOURNAL).write_text(f"{head}\n")
+        with pytest.raises(StorageError, match="not one that this tracekit"):
+            Spool.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["another user's", "open to others", "link", "file"])
@@ -364,7 +374,7 @@ def test_failures_are_tried_again_in_order_until_they_work(
 
 @pytest.mark.usefixtures("impatient")
 def test_what_is_refused_is_kept_and_not_tried_again(
-    tmp_path: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried = []
 
@@ -373,26 +383,17 @@ def test_what_is_refused_is_kept_and_not_tried_again(
         tried.append(url)
         raise RefusedError(f"{url}: cannot be written: Access Denied")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("tracekit.storage.put", put)
-        outbox = outbox_in(tmp_path)
-        for number in range(3):
-            send(outbox, f"p{number}.json")
-        outbox.close(5)
+    monkeypatch.setattr("tracekit.storage.put", put)
+    outbox = outbox_in(tmp_path)
+    for number in range(3):
+        send(outbox, f"p{number}.json")
+    outbox.close(5)
     assert len(tried) == 1
     assert len(outbox.kept) == 3
     (folder,) = (tmp_path / "spool").iterdir()
     assert caplog.text.count("the storage refuses") == 1
     assert "3 files of memory://b/run/t.index.json could not be uploaded" in caplog.text
     assert caplog.text.strip().endswith(f"tracekit upload {folder}")
-    report = finish_spool(folder)
-    assert report["complete"]
-    assert len(report["uploaded"]) == 3
-    before = dict(memory.store)
-    again = finish_spool(folder)
-    assert (again["complete"], again["uploaded"], len(again["uploaded_before"])) == (True, [], 3)
-    assert dict(memory.store) == before
-    assert report_lines(again) == [f"{folder}: 0 uploaded (0 bytes), 3 uploaded before"]
 
 
 @pytest.mark.usefixtures("impatient")

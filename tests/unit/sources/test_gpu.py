@@ -123,7 +123,7 @@ class Bench:
         self.failures: list[str] = []
         self.sampled: dict[str, dict[str, float]] = {}
         self.source = GPUProfiler(provider=self.nvml, clock=Clock(monotonic_ns=lambda: self.now_ns), **options)
-        self.source._counters = self.source.begin_sampling(self)  # type: ignore[arg-type]
+        self.counters = self.source.begin_sampling(self)  # type: ignore[arg-type]
 
     def marker(self, name: str, categories: Any = ()) -> Any:
         assert tuple(categories) == ("gpu",)
@@ -135,7 +135,7 @@ class Bench:
     def sample(self, seconds: float = 0.0) -> dict[str, dict[str, float]]:
         self.now_ns += round(seconds * SECOND_NS)
         self.sampled = {}
-        self.source._sample(self)  # type: ignore[arg-type]
+        self.counters = self.source._sample(self, self.counters)  # type: ignore[arg-type]
         return self.sampled
 
     @property

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.faults.processes import wait_until
 from tracekit.clock import Clock
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.recording.schedule import ProfilerAction
+from tracekit.sources import sampling
 from tracekit.sources.system import SystemProfiler
 
 SECOND_NS = 1_000_000_000
@@ -96,13 +98,11 @@ class Bench:
         self.psutil = FakePsutil() if psutil is None else psutil
         self.recorder = FakeRecorder()
         self.source = SystemProfiler(provider=self.psutil, clock=Clock(monotonic_ns=lambda: self.now_ns), **groups)
-        from tracekit.sources.system import _counters
-
-        self.source._counters = _counters(self.psutil, self.source._groups)
+        self.counters = self.source.begin_sampling(self.recorder)  # type: ignore[arg-type]
 
     def sample(self, seconds: float = 0.0) -> None:
         self.now_ns += round(seconds * SECOND_NS)
-        self.source._sample(self.recorder)  # type: ignore[arg-type]
+        self.counters = self.source._sample(self.recorder, self.counters)  # type: ignore[arg-type]
 
 
 def only(name: str) -> dict[str, bool]:
@@ -270,6 +270,30 @@ def test_a_window_that_begins_is_sampled_at_once() -> None:
     source.step(ProfilerAction.SKIP, ProfilerAction.WARMUP)
     assert recorder.enough.wait(60)
     source.close()
+
+
+def test_a_thread_that_was_left_behind_ends_though_the_source_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "JOIN_SECONDS", 0.01)
+    psutil, hangs, go_on = FakePsutil(), threading.Event(), threading.Event()
+
+    def hang() -> SimpleNamespace:
+        hangs.set()
+        assert go_on.wait(60)
+        return SimpleNamespace(used=0)
+
+    psutil.swap_memory = hang  # type: ignore[method-assign]
+    source = SystemProfiler(interval=0.005, provider=psutil, **only("memory"))
+    old, new = FakeRecorder(), FakeRecorder(wanted=6)
+    source.open(old, ProfilerAction.ACTIVE)  # type: ignore[arg-type]
+    assert hangs.wait(60)
+    source.close()
+    assert "is left behind" in str(old.failures[0][1])
+    source.open(new, ProfilerAction.ACTIVE)  # type: ignore[arg-type]
+    go_on.set()
+    assert new.enough.wait(60)
+    wait_until(lambda: sum(thread.name == "tracekit-system" for thread in threading.enumerate()) == 1)
+    source.close()
+    assert [name for name, _ in old.counters] == ["host memory", "host swap"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -6,13 +6,13 @@ import asyncio
 import copy
 import logging
 import os
-import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scripts import run_script
 from tracekit import ConfigError, MemoryTraceHandler, Profiler, TimerError, Timers
 from tracekit.events import Label
 from tracekit.testing import FakeClock
@@ -20,6 +20,7 @@ from tracekit.timers import DummyTimer, OffTimer, Timer, TimerBase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SECOND_NS = 1_000_000_000
 
@@ -447,7 +448,6 @@ print(os.waitstatus_to_exitcode(status))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_has_neither_the_locks_nor_the_intervals_of_other_threads() -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+def test_a_forked_child_has_neither_the_locks_nor_the_intervals_of_other_threads(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "-W", "ignore::DeprecationWarning", "-c", FORKED)
     assert (done.stdout, done.stderr) == ("0\n", "")

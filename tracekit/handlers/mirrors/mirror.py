@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tracekit.handlers.base import TraceHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from tracekit.events import Timestamps
     from tracekit.timestamp import Timestamp
+
+_NOT_BEGUN: Final = object()  # the place of a slice that the tool does not have
 
 
 class Moment:
@@ -34,8 +36,9 @@ class Mirror(TraceHandler):
     """Reports every slice to another tool at its start and at its end.
 
     A subclass begins and ends slices in the tool. This class matches ends with starts across threads, asyncio tasks and
-    recursion. A slice is not reported if it began before the tool listened, or if the schedule skips it. A slice that began is
-    ended even if the schedule has passed to SKIP meanwhile. Slices that are open when the profiler stops are ended then.
+    recursion, also where the clock returns one time several times. A slice is not reported if it began before the tool
+    listened, or if the schedule skips it. A slice that began is ended even if the schedule has passed to SKIP meanwhile.
+    Slices that are open when the profiler stops are ended then.
 
     Mirrors take slices and instants of markers. They do not take counters, nor slices that tracekit makes itself ("batch").
     """
@@ -44,6 +47,9 @@ class Mirror(TraceHandler):
 
     is_inactive: bool = False
     """True if no tool can listen during the recording; set by `open`. The mirror then adds no cost to markers."""
+
+    now: Callable[[], Moment]
+    """Returns the present time of the recording; set when it starts."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, list[Any]] = {}
@@ -57,30 +63,36 @@ class Mirror(TraceHandler):
     def begin(self, name: str, categories: Sequence[str], moment: Moment) -> Any:
         """Begin a slice; return what `end` needs to end it."""
 
+    @abstractmethod
     def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
-        """End a slice; the same as `leave` unless overridden.
+        """End a slice.
 
         Args:
             opened: The object that `begin` returned.
             moment: Time of the end.
             exception: Type name of the exception that ended the slice, if one did.
         """
-        self.leave(opened)
+
+    def leave(self, opened: Any, moment: Moment) -> None:
+        """End a slice that is open when the profiler stops; called on the thread that stops it, or on the writer thread."""
+        self.end(opened, moment, None)
 
     @abstractmethod
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
         """Show an instant."""
 
-    @abstractmethod
-    def leave(self, opened: Any) -> None:
-        """End a slice that is open when the profiler stops; called on the thread that stops it, or on the writer thread."""
-
     # ---- called by the profiler, on the recording thread --------------------------------------------------------------
 
     def slice_begins(self, key: Hashable, name: str, categories: Sequence[str], moment: Moment) -> None:
-        """Begin a slice under a key."""
-        opened = self.begin(name, categories, moment)
-        self._open.setdefault(key, []).append(opened)
+        """Begin a slice under a key, if the tool listens."""
+        opened: Any = _NOT_BEGUN
+        try:
+            if self.is_listening():
+                opened = self.begin(name, categories, moment)
+        finally:
+            # A coarse clock can give a slice the key of the one around it.
+            if opened is not _NOT_BEGUN or key in self._open:
+                self._open.setdefault(key, []).append(opened)
 
     def slice_ends(self, key: Hashable, moment: Moment, exception: str | None) -> None:
         """End the last slice of a key, if it was begun."""
@@ -89,7 +101,8 @@ class Mirror(TraceHandler):
             opened = slices.pop()
             if not slices:
                 self._open.pop(key, None)
-            self.end(opened, moment, exception)
+            if opened is not _NOT_BEGUN:
+                self.end(opened, moment, exception)
 
     @property
     def has_open(self) -> bool:
@@ -112,4 +125,5 @@ class Mirror(TraceHandler):
         while self._open:
             _, slices = self._open.popitem()
             for opened in reversed(slices):
-                self.leave(opened)
+                if opened is not _NOT_BEGUN:
+                    self.leave(opened, self.now())

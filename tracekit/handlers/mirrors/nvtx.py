@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracekit.errors import ConfigError, MissingExtraError
 from tracekit.handlers.mirrors.mirror import Mirror
+from tracekit.imports import import_extra
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,9 @@ class NVTXMirror(Mirror):
         super().__init__()
         if not isinstance(domain, str) or not domain:
             raise ConfigError(f"NVTXMirror: domain must be a name, not {domain!r}")
-        self._nvtx = _import_nvtx()
+        self._nvtx = import_extra("nvtx", "nvtx", "NVTXMirror")
+        if not hasattr(self._nvtx, "Domain"):
+            raise MissingExtraError("nvtx 0.2.12 or later", "nvtx", "NVTXMirror")
         self._name = domain
         self._color = color
         self._domain: Any = None
@@ -62,7 +65,7 @@ class NVTXMirror(Mirror):
         pushed.stack.append(pushed)
         return pushed
 
-    def leave(self, opened: Any) -> None:
+    def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
         """End a range, as far as this thread can."""
         if not isinstance(opened, _Pushed):
             self._domain.end_range(opened)
@@ -114,13 +117,3 @@ class _Pushes(threading.local):
 def _in_event_loop() -> bool:
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None  # noqa: SLF001 - the others raise without a loop
-
-
-def _import_nvtx() -> Any:
-    try:
-        import nvtx
-    except ImportError:
-        raise MissingExtraError("nvtx", "nvtx", "NVTXMirror") from None
-    if not hasattr(nvtx, "Domain"):
-        raise MissingExtraError("nvtx 0.2.12 or later", "nvtx", "NVTXMirror")
-    return nvtx

@@ -71,11 +71,10 @@ class OpenTelemetryMirror(Mirror):
         span.end(moment.wall_clock_time_ns)
         self._restore(opened)
 
-    def leave(self, opened: _Spanned) -> None:
+    def leave(self, opened: _Spanned, moment: Moment) -> None:
         """End a span that is unfinished."""
         opened.span.set_attribute("tracekit.unfinished", True)
-        opened.span.end()
-        self._restore(opened)
+        self.end(opened, moment, None)
 
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
         """Add an event to the current span."""

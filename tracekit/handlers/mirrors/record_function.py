@@ -6,9 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.errors import ConfigError
 from tracekit.formats.kineto import plain_text
 from tracekit.handlers.mirrors.mirror import Mirror
+from tracekit.imports import import_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _kept: Final[list[_Recorded]] = []
 
 
-class _Session(int):
+class Session(int):
     """Identifies a profiler session. Replaces the value of torch's flag ``_is_profiler_enabled`` with an equal one."""
 
 
@@ -57,7 +58,7 @@ class RecordFunctionMirror(Mirror):
         session = self._session()
         return _Recorded(self._enter(plain_text(name)), session, self._exit)
 
-    def leave(self, opened: _Recorded) -> None:
+    def end(self, opened: _Recorded, moment: Moment, exception: str | None) -> None:
         """Leave a record function, or keep it if leaving would crash."""
         session = self._flags._is_profiler_enabled  # noqa: SLF001
         if session and session is not opened.session:
@@ -82,7 +83,7 @@ class RecordFunctionMirror(Mirror):
     def _session(self) -> object:
         flag = self._flags._is_profiler_enabled  # noqa: SLF001
         if flag is True:
-            flag = self._flags._is_profiler_enabled = _Session(True)  # noqa: SLF001
+            flag = self._flags._is_profiler_enabled = Session(True)  # noqa: SLF001
         return flag
 
 
@@ -101,15 +102,12 @@ def _import_torch() -> tuple[Any, Callable[[str], Any], Callable[[Any], object]]
     Use neither ``record_function`` itself, which takes five times as long, nor ``_RecordFunctionFast``, which makes operator
     slices ("cpu_op"). torch's tools and its GPU rows need user slices ("user_annotation").
     """
-    try:
-        import torch
-        from torch.autograd import profiler
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "RecordFunctionMirror") from None
+    torch = import_extra("torch", "torch", "RecordFunctionMirror")
     functions = torch._C._autograd  # noqa: SLF001 - see above
     try:
-        return profiler, functions._record_function_with_args_enter, functions._record_function_with_args_exit  # noqa: SLF001
+        enter, leave = functions._record_function_with_args_enter, functions._record_function_with_args_exit  # noqa: SLF001
     except AttributeError:
         raise ConfigError(
             f"RecordFunctionMirror cannot enter record functions of torch {torch.__version__}; leave it out"
         ) from None
+    return torch.autograd.profiler, enter, leave

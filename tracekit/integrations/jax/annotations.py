@@ -54,12 +54,8 @@ class JaxAnnotations(Mirror):
         return annotation
 
     def end(self, opened: Any, moment: Moment, exception: str | None) -> None:
-        """End an annotation."""
-        self.leave(opened)
+        """End an annotation, on any thread."""
+        opened.__exit__(None, None, None)
 
     def mark(self, name: str, categories: Sequence[str], moment: Moment) -> None:
         """Do nothing."""
-
-    def leave(self, opened: Any) -> None:
-        """End an annotation, on any thread."""
-        opened.__exit__(None, None, None)

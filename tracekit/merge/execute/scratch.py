@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from tracekit.errors import MergeError
+from tracekit.processors import boot_id
 from tracekit.storage import make_folders
 
 try:
@@ -77,7 +78,7 @@ class ScratchFolder:
             _FORMAT: _VERSION,
             "host": platform.node(),
             "pid": os.getpid(),
-            "boot_id": _boot_id(),
+            "boot_id": boot_id(),
             "device": os.fstat(self._lock).st_dev,
             "locked": locked,
         }
@@ -197,8 +198,8 @@ def _read_owner(file: int) -> dict[str, Any] | None:
 
 def _is_local(owner: dict[str, Any], file: int) -> bool:
     """Return True if a lock of the owner would be visible to this process."""
-    boot_id = _boot_id()
-    same = boot_id is not None and owner.get("boot_id") == boot_id and owner.get("device") == os.fstat(file).st_dev
+    boot = boot_id()
+    same = boot is not None and owner.get("boot_id") == boot and owner.get("device") == os.fstat(file).st_dev
     return same and owner.get("locked") is True
 
 
@@ -241,10 +242,3 @@ def _lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None

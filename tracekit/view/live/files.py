@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
+from tracekit.processors import boot_id
 from tracekit.traces.rank_head import HEAD_BYTES, MAX_HEAD_BYTES, Head, Index, OtherTrace, lost_in, read_head
 from tracekit.traces.trace_store import MAX_FILES, Entry, Part, TraceStore
 from tracekit.view.live.tail import FileTail
@@ -138,7 +139,7 @@ class Machine:
 
     def __init__(self) -> None:
         self._host = socket.gethostname()
-        self._boot_id = _text("/proc/sys/kernel/random/boot_id")
+        self._boot_id = boot_id()
 
     def is_process_alive(self, head: Head) -> bool | None:
         """Return True if the process of a recording runs here; None if it recorded elsewhere."""
