@@ -41,6 +41,7 @@ class RankView:
     status: RankStatus = _NO_STATUS
     status_ns: int = 0  # monotonic time of its last status
     lost: str | None = None  # the reason if nobody waits for the rank any more
+    is_replaced: bool = False  # another request has replaced this one, which had no start yet
 
     @property
     def capture(self) -> CaptureStatus | None:
@@ -69,7 +70,9 @@ class RankView:
         progress, made = ((one.pid, one.batch, one.capture, one.refused) for one in (status, before))
         if is_saving or progress != made:
             self.seen_ns = now_ns
+        was_accepted = self.capture is not None
         self.status, self.status_ns = status, now_ns
+        self.is_replaced = self.capture is None and (was_accepted or self.is_replaced)
 
 
 class CaptureCoordinator:
@@ -135,7 +138,7 @@ class CaptureCoordinator:
             self._folder.write(self.request)
         is_early = not self.ranks and not self.request.stop and now_ns - self._began_ns <= self._timeout_ns
         self.finished = not waited_for and not is_early
-        lost = tuple(rank for rank, view in self.ranks.items() if view.lost is not None)
+        lost = tuple(rank for rank, view in self.ranks.items() if view.lost is not None and not view.is_replaced)
         if self.finished and lost and not self._withdrawn and not self.request.stop:
             self.stop(lost)  # they must not start when nobody waits for them
 
@@ -163,6 +166,8 @@ class CaptureCoordinator:
             return None
         if is_restarted:
             return "it was started again"
+        if view.is_replaced:
+            return "another request has replaced this one"
         if self._withdrawn and capture is None:
             return "it has not answered"
         if not listens(view.status):

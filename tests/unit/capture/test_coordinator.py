@@ -243,6 +243,18 @@ def test_a_capture_that_is_taken_back_does_not_wait_for_those_who_never_answered
     assert run.lost == {1: "it has not answered"}
 
 
+def test_a_request_that_another_one_replaces_fails_at_once_and_stops_nothing(run: Run) -> None:
+    run.coordinator.begin()
+    run.say(status(0, state=CaptureState.ACKNOWLEDGED))
+    run.look()
+    other = Request(id="other", steps=5)
+    run.folder.write(other)
+    run.say(status(0, state=CaptureState.WAITING, request="other"), status(1, refused=("x", "busy")))
+    assert run.look() == other
+    assert (run.coordinator.finished, run.lost) == (True, {0: "another request has replaced this one"})
+    assert ControlFolder(run.folder.path).read_request() == other
+
+
 def test_a_rank_that_waits_for_the_time_is_not_given_up(tmp_path: Path) -> None:
     time = FakeClock()
     run = Run(tmp_path / "control", Request(id="x", start_time=time.wall_ns / 1e9 + 3600))

@@ -123,6 +123,18 @@ def test_a_capture_from_inside(job: Job) -> None:
     assert job.step(2) == ["active", "skip"]
 
 
+def test_no_capture_begins_while_the_run_ends() -> None:
+    class Late(MemoryTraceHandler):
+        def close(self) -> None:
+            accepted.append(schedule.capture())
+
+    accepted: list[bool] = []
+    schedule = on_demand(None)
+    with Profiler(Late(), schedule):
+        pass
+    assert (accepted, schedule.capturing) == ([False], False)
+
+
 def test_wrong_arguments_are_named(job: Job, tmp_path: Path) -> None:
     for wrong in ({"steps": -1}, {"steps": True}, {"seconds": 0}, {"seconds": float("nan")}, {"warmup": 1.5}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -281,6 +293,14 @@ def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:
             profiler.step()
         assert profiler.schedule is schedule
     assert actions == ["active", "active", "active_and_save"]
+
+
+def test_a_base_schedule_may_return_actions_of_torch_profiler(tmp_path: Path) -> None:
+    torch_profiler = pytest.importorskip("torch.profiler")
+    with Job(tmp_path, base=lambda _: torch_profiler.ProfilerAction.RECORD) as job:
+        job.step(2)
+        assert job.profiler.capture(steps=1)
+        assert job.step(3) == ["active", "active_and_save", "active_and_save"]
 
 
 def test_a_base_schedule_counts_from_where_a_run_was_resumed() -> None:
