@@ -104,16 +104,22 @@ class Termination:
         if signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, self._previous)
         self._release_wakeup()
-        for end in self._pipe:
-            os.close(end)
+        self._close_pipe()
 
     def _release_wakeup(self) -> None:
         if not self._has_wakeup:
             return
-        self._has_wakeup = False
         current = signal.set_wakeup_fd(-1)
-        if current != self._pipe[1]:
-            signal.set_wakeup_fd(current)  # another library has set it since
+        if current == self._pipe[1]:
+            self._has_wakeup = False
+        else:
+            signal.set_wakeup_fd(current)  # another library has set it since, and may restore ours
+
+    def _close_pipe(self) -> None:
+        """Close the pipe, unless signals may still be written to it: a file could get its number."""
+        if not self._has_wakeup:
+            for end in self._pipe:
+                os.close(end)
 
     # ---- on the main thread -------------------------------------------------------------------------------------------
 
@@ -149,8 +155,7 @@ class Termination:
                 if signal.SIGTERM in woken_by and self._serve(time.monotonic() + self._grace_s) and 0 in self._drain():
                     return
         finally:
-            for end in self._pipe:
-                os.close(end)
+            self._close_pipe()
 
     def _drain(self) -> bytes:
         """Read and return the bytes in the pipe."""
