@@ -27,7 +27,7 @@ logger = logging.getLogger("tracekit")
 
 DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
 """Actions during which a marker records by default: all except SKIP."""
-
+_ALL_ACTIONS: Final = frozenset(ProfilerAction)
 
 # Number of markers at which the table warns. No program has that many places, so names are generated at run time.
 MANY_MARKERS: Final = 10_000
@@ -68,7 +68,7 @@ class MarkerTable:
         key = (
             _text(name),
             _texts(categories),
-            frozenset(actions),
+            _actions_of(actions),
             bool(record_instant_on_start),
             bool(record_instant_on_finish),
         )
@@ -113,6 +113,15 @@ def _texts(categories: object) -> tuple[str, ...]:
         with suppress(Exception):  # not iterable, or the iteration fails
             return tuple(map(_text, categories))  # type: ignore[call-overload]
     return (_text(categories),)
+
+
+def _actions_of(actions: Any) -> frozenset[ProfilerAction]:
+    """Return actions as a set; wrap a single one. Raise ConfigError for anything that is not an action."""
+    try:
+        chosen = frozenset([actions] if isinstance(actions, str) else actions)
+    except TypeError:
+        chosen = frozenset([ProfilerAction(actions)])
+    return chosen if chosen <= _ALL_ACTIONS else frozenset(map(ProfilerAction, chosen))
 
 
 class RunningProfiler(Protocol):

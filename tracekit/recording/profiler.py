@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from tracekit import privacy
-from tracekit.arguments import resolve_path
+from tracekit.arguments import MAX_SECONDS, resolve_path
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, TimeError
@@ -277,15 +277,21 @@ class Profiler(ProfilerBase):
         self._batches.is_plain = False
         if self._shared_action is not None:
             self._shared_action.close()
-        if ended_by is None and self._has_empty_window():
-            self._batches.expect_no_start()  # no slice of a source begins the batch that did not come
-            # The schedule opened a window for a batch that did not come. Discard the window.
-            self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
-        self._sources.close()
+        with ExitStack() as steps:  # Ctrl-C may end one of them, such as the export of a window; the others follow
+            steps.callback(self._leave)
+            steps.callback(self._close_writer, self._writer, ended_by)
+            if ended_by is None and self._has_empty_window():
+                self._batches.expect_no_start()  # no slice of a source begins the batch that did not come
+                # The schedule opened a window for a batch that did not come. Discard the window.
+                self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
+            self._sources.close()
+        self._failures.raise_pending()
+
+    def _close_writer(self, writer: Writer, ended_by: BaseException | None) -> None:
         self._attached.pass_to(None)
         deadline_s = time.monotonic() + self._options.shutdown_timeout
-        self._writer.stopping(ended_by)
-        in_time = self._writer.close(deadline_s - time.monotonic())
+        writer.stopping(ended_by)
+        in_time = writer.close(deadline_s - time.monotonic())
         if not in_time:
             logger.warning(
                 "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
@@ -294,13 +300,14 @@ class Profiler(ProfilerBase):
             )
         if self._schedule.on_demand is not None:
             self._schedule.on_demand.ended(deadline_s - time.monotonic())
+        if in_time:
+            report_end(self.process, self._handlers, self.stats)
+
+    def _leave(self) -> None:
         deactivate(self)
         self._attached.detach()
         if self._termination is not None:
             self._termination.remove()
-        if in_time and self._process is not None:
-            report_end(self._process, self._handlers, self.stats)
-        self._failures.raise_pending()
 
     def _end_at_signal(self, timeout_s: float) -> None:
         """Deliver all events and complete the files, on another thread than the training thread.
@@ -325,7 +332,7 @@ class Profiler(ProfilerBase):
         """
         if self._writer is None or self._state != "started":
             return False
-        done = self._writer.flush(timeout)
+        done = self._writer.flush(min(timeout, MAX_SECONDS))
         self._failures.raise_pending()
         return done
 
@@ -397,6 +404,8 @@ class Profiler(ProfilerBase):
         A schedule of tracekit also counts from there. The running batch begins now, because the time before was not
         training. An open recording window stays open.
         """
+        if not isinstance(timestamp, Timestamp):
+            raise ConfigError(f"resume_at: timestamp must be a Timestamp, not {timestamp!r}")
         self._schedule.resume_at(timestamp)
         if self._state != "started":
             self._batches.timestamp = timestamp
@@ -515,10 +524,11 @@ class Profiler(ProfilerBase):
         records into a separate trace; see `worker_init_fn`. Without workers, these slices are inside the wait slices.
         The loader is left unchanged. Loaders of accelerate work too.
         """
-        with suppress(TypeError):
+        length = 0
+        with suppress(Exception):  # no length, or a `__len__` that raises; a plain loop would not call it
             length = len(iterable)  # type: ignore[arg-type]
-            if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
-                self._change_to(self._decide())
+        if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
+            self._change_to(self._decide())
         marker = self.marker(name, categories)
         iterator: Iterator[T] | None = None
         with ExitStack() as starting:
@@ -607,7 +617,7 @@ class Profiler(ProfilerBase):
         Args:
             name: What its slices are called. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
             categories: Categories for filtering; one text or several.
-            actions: The schedule's actions during which it records; by default all but SKIP.
+            actions: The schedule's actions during which it records; by default all but SKIP. One action or several.
             record_instant_on_start: Also record an instant at the start of each slice.
             record_instant_on_finish: Also record one at its finish.
         """
@@ -669,7 +679,12 @@ class Profiler(ProfilerBase):
         if self._state not in ("started", "forked") or self._process is None:
             return None
         options = self._options
-        factories = [handler.for_children() for handler in self._handlers]
+        factories = []
+        for handler in self._handlers:
+            try:
+                factories.append(handler.for_children())
+            except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
+                self._failures.report(f"{type(handler).__name__}.for_children", error)
         return ChildPlan(
             make_profiler=Profiler,
             process=self._process,
@@ -718,7 +733,7 @@ class Profiler(ProfilerBase):
         """Forget the parent's recording in a forked child."""
         if self._state == "started":
             self._state = "forked"
-            self._batches.is_plain = False
+            self._batches.abandon_in_child()
             self._attached.abandon_in_child()
             inherit(self._markers)
             if self._writer is not None:

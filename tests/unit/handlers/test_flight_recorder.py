@@ -341,7 +341,13 @@ def test_no_hook_is_set_unless_asked_for_and_nothing_is_written_while_nothing_ha
 
 def test_hooks_are_set_back_when_the_profiler_stops_or_does_not_start(tmp_path: Path) -> None:
     before = hooks()
-    recorder = FlightRecorder(tmp_path / "d{dump}.json", on_signal=signal.SIGUSR1, excepthooks=True)
+    recorder, second = (
+        FlightRecorder(tmp_path / name, on_signal=signal.SIGUSR1, excepthooks=True)
+        for name in ("d{dump}.json", "e{dump}.json")
+    )
+    with Profiler([recorder, second]):
+        pass
+    assert hooks() == before
     with started(recorder):
         assert all(one is not other for one, other in zip(hooks(), before, strict=True))
     assert hooks() == before

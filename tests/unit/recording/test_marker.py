@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tracekit
-from tracekit import Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
+from tracekit import ConfigError, Marker, MemoryTraceHandler, Profiler, ProfilerAction, TraceHandler
 from tracekit.recording import attached_markers, lifecycle
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.testing import FakeClock
@@ -371,6 +371,7 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
         "whole decimal": decimal.Decimal(large),
         "fraction": fractions.Fraction(1, 4),
         "bool": True,
+        "bool of numpy": numpy.bool_(True),
         "vector": numpy.zeros(1),
         "not a number": decimal.Decimal("NaN"),
         "infinite": decimal.Decimal("-Infinity"),
@@ -392,6 +393,7 @@ def test_counter_values_of_numpy_and_decimal_are_numbers_and_integers_stay_exact
         "whole decimal": large,
         "fraction": 0.25,
         "bool": 1,
+        "bool of numpy": 1,
     }
     assert {type(value) for value in found.values()} == {int, float}
     assert run.profiler.stats.dropped == {"counter values that are not numbers": 7}
@@ -433,6 +435,22 @@ def test_a_marker_with_actions_of_its_own_records_in_those_only(made: str) -> No
                     pass
         found = run.names()
     assert Counter(found) == {"m": 3, "always": 3, "usual": 2}
+
+
+@pytest.mark.parametrize("actions", ["active", "ACTIVE", ProfilerAction.ACTIVE, ["active"]], ids=repr)
+def test_a_marker_takes_one_action_or_several_by_member_or_name(run: Run, actions: Any) -> None:
+    with run.profiler.marker("m", actions=actions):
+        pass
+    run.set_action(ProfilerAction.WARMUP)
+    with run.profiler.marker("m", actions=actions):
+        pass
+    assert run.names() == ["m"]
+
+
+@pytest.mark.parametrize("actions", [None, 5, "act", ["active", "record"]], ids=repr)
+def test_a_marker_refuses_what_is_no_action(run: Run, actions: Any) -> None:
+    with pytest.raises(ConfigError, match="is not a ProfilerAction; the actions are skip,"):
+        run.profiler.marker("m", actions=actions)
 
 
 def test_a_change_of_the_schedule_costs_work_for_the_markers_in_use_only(

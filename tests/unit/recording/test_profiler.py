@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,6 +37,7 @@ from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from tracekit.recording.source import Recorder
 
@@ -467,6 +472,103 @@ def test_a_schedule_of_the_timestamp_may_return_actions_of_torch_profiler() -> N
             one.step()
             actions.append(one.action)
     assert actions == [W, V, S]
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, TypeError])
+def test_iterate_survives_a_length_that_raises(error: type[Exception]) -> None:
+    class Loader(list[int]):
+        def __len__(self) -> int:
+            raise error
+
+    with profiler() as one:
+        assert list(one.iterate(Loader([1, 2]))) == [1, 2]
+
+
+@pytest.mark.parametrize("waits", ["source", "handler"])
+def test_ctrl_c_during_stop_leaves_the_other_steps_to_be_done(waits: str) -> None:
+    class Interrupted(RecordingSource):
+        def close(self) -> None:
+            raise KeyboardInterrupt
+
+    class Waits(TraceHandler):
+        def close(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            release.wait(60)
+
+    release, memory = threading.Event(), MemoryTraceHandler()
+    others = [Waits()] if waits == "handler" else []
+    one = profiler(memory, *others, sources=[Interrupted()] if waits == "source" else [], sigterm_grace=1)
+    one.start()
+    one.marker("a").instant()
+    with pytest.raises(KeyboardInterrupt):
+        one.stop()
+    release.set()
+    assert active_profiler() is None
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert wait_for(lambda: memory.stats is not None)
+    assert len(memory.instants) == 1
+
+
+def test_a_stop_on_another_thread_lets_no_signal_be_written_into_a_file(tmp_path: Path) -> None:
+    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    one = profiler(sigterm_grace=5)
+    one.start()
+    assert one._termination is not None
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(one.stop).result()
+    with ExitStack() as files:
+        for number in range(8):  # of which one would get the number of the closed descriptor
+            files.enter_context((tmp_path / str(number)).open("wb"))
+        signal.raise_signal(signal.SIGUSR1)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b""] * 8
+    signal.set_wakeup_fd(-1)
+    for number, handler in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, previous)):
+        signal.signal(number, handler)
+    for end in one._termination._pipe:
+        os.close(end)
+
+
+def test_two_running_profilers_cannot_share_a_handler_and_later_ones_can() -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory) as one:
+        with pytest.raises(ConfigError, match="MemoryTraceHandler is in use by another Profiler"):
+            profiler(memory).start()
+        one.marker("a").instant()
+    with profiler(memory) as two:
+        two.marker("b").instant()
+    assert [event.label.name for event in memory.instants] == ["a", "b"]
+
+
+def test_resume_at_refuses_anything_but_a_timestamp() -> None:
+    with profiler() as one, pytest.raises(ConfigError, match="resume_at: timestamp must be a Timestamp, not 5"):
+        one.resume_at(5)  # type: ignore[arg-type]
+
+
+def test_flush_may_wait_for_ever() -> None:
+    with profiler(MemoryTraceHandler()) as one:
+        assert one.flush(float("inf"))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_was_forked_while_the_writer_began_a_batch_can_iterate() -> None:
+    with profiler() as one:
+        held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with one._batches.posting():
+                held.set()
+                release.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(60)
+        child = os.fork()
+        if not child:  # pragma: no cover - in the child
+            signal.alarm(60)  # a hang guard
+            os._exit(list(one.iterate([1, 2])) != [1, 2])
+        assert os.waitpid(child, 0)[1] == 0
+        release.set()
+        thread.join()
 
 
 def test_a_source_that_fails_is_left_alone_but_closed_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
