@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import fractions
-import gc
 import inspect
-import sys
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -61,17 +59,6 @@ def run() -> Iterator[Run]:
 
 def duration_ns(pair: tuple[SliceBegin, SliceEnd]) -> int:
     return pair[1].wall_clock_time_ns - pair[0].wall_clock_time_ns
-
-
-def test_a_with_block_is_a_slice_with_its_wall_clock_times(run: Run) -> None:
-    before = run.time.wall_ns
-    with run.profiler.marker("forward", categories=("model", "gpu")):
-        run.time.advance(5_000)
-    ((start, end),) = run.slices()
-    assert start.label.name == end.label.name == "forward"
-    assert start.label.categories == ("model", "gpu")
-    assert before < start.wall_clock_time_ns < end.wall_clock_time_ns <= run.time.wall_ns
-    assert 5_000 <= duration_ns((start, end)) <= 5_100
 
 
 def test_the_same_arguments_give_the_same_marker_and_others_another(run: Run) -> None:
@@ -147,57 +134,6 @@ def test_a_task_ends_its_slice_that_began_before_the_marker_was_shared_by_thread
     assert len(run.slices()) == 4
 
 
-def test_a_thread_that_is_in_a_method_of_a_shared_marker_when_the_profiler_stops_goes_on(run: Run) -> None:
-    marker = run.profiler.marker("left while it is used")
-    share(marker)
-    enter, leave, finish, instant, counter = (
-        *(marker.__enter__, marker.__exit__, marker.finish, marker.instant, marker.counter),
-    )
-    look = marker.open_slices
-    before = len(run.slices())
-    run.profiler.stop()
-    # What a thread is in the midst of is looked up already.
-    instant()
-    counter({"a": 1})
-    enter()
-    leave(None, None, None)
-    enter()
-    finish()
-    finish()
-    assert look() == []
-    assert len(run.memory.slices) == before
-    assert marker.attached is False
-
-
-def test_profilers_that_threads_start_and_stop_at_once_raise_nothing(run: Run) -> None:
-    marker = tracekit.marker("of many profilers, test")
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(30):
-                with Profiler(MemoryTraceHandler(), rank=0), marker:
-                    pass
-        except BaseException as error:
-            errors.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert errors == []
-    assert tracekit.active_profiler() is run.profiler
-    with marker:
-        pass
-    assert run.names()[-1] == "of many profilers, test"
-
-
 def test_a_shared_marker_forgets_threads_that_have_ended(run: Run) -> None:
     marker = run.profiler.marker("a")
     share(marker)
@@ -216,17 +152,6 @@ def test_an_exception_in_a_nested_use_of_one_marker_closes_the_right_slice(run: 
     inner, outer = sorted(run.slices(), key=duration_ns)
     assert inner[1].label.args == {"exception": "ValueError"}
     assert outer[1].label.args == {}
-
-
-def test_start_and_finish_are_a_slice_and_a_finish_alone_is_nothing(run: Run) -> None:
-    marker = run.profiler.marker("a")
-    marker.finish()
-    marker.start()
-    marker.start()
-    marker.finish()
-    marker.finish()
-    marker.finish()
-    assert run.names() == ["a", "a"]
 
 
 def test_a_slice_that_was_begun_is_ended_by_any_thread_in_any_order(run: Run) -> None:
@@ -550,15 +475,6 @@ def test_names_that_are_made_without_end_share_one_in_the_end_and_are_warned_of(
     assert (other.name, other.actions) == ("(other names)", {ProfilerAction.ACTIVE})
 
 
-def test_the_training_time_of_an_event_is_that_of_its_moment(run: Run) -> None:
-    with run.profiler.marker("across"):
-        run.profiler.step(samples=4)
-        run.profiler.next_epoch()
-    ((start, end),) = run.slices()
-    assert (int(start.timestamp.batch), int(start.timestamp.epoch)) == (0, 0)
-    assert (int(end.timestamp.batch), int(end.timestamp.epoch), int(end.timestamp.sample)) == (1, 1, 4)
-
-
 @pytest.mark.parametrize("brackets", [False, True])
 def test_a_decorated_function_keeps_its_value_name_and_signature(run: Run, brackets: bool) -> None:
     marker = run.profiler.marker("f")
@@ -606,22 +522,6 @@ def test_a_decorated_generator_records_each_time_it_runs_and_is_otherwise_the_sa
     assert len(pairs) == 4
     assert max(duration_ns(pair) for pair in pairs) < 1_000_000
     assert all(not end.label.args for _, end in pairs), "the end of a generator is no exception"
-
-
-def test_a_generator_that_is_left_early_is_closed(run: Run) -> None:
-    closed: list[bool] = []
-
-    @run.profiler.marker("g")
-    def numbers() -> Iterator[int]:
-        try:
-            yield 1
-        finally:
-            closed.append(True)
-
-    for _ in numbers():
-        break
-    gc.collect()
-    assert closed == [True]
 
 
 def test_decorated_coroutines_and_async_generators_keep_their_values(run: Run) -> None:
