@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from tracekit.errors import ConfigError, HandlerError, TracekitError
 from tracekit.events import BEGIN, END, WIDTH, count_kinds, size_bytes
@@ -37,7 +38,8 @@ _PER_STEP: Final = ("batch_start", "batch_end")
 _MOST_CALLS: Final = 20_000
 _ROOM_CHECK_S: Final = 0.01
 _IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it earlier.
-_in_use: Final[set[int]] = set()  # ids of the handlers that threads call
+# The handlers that threads call, by id. In a forked child, those of the parent, until they are freed.
+_in_use: Final[WeakValueDictionary[int, TraceHandler]] = WeakValueDictionary()
 
 
 class Signal:
@@ -165,7 +167,7 @@ class HandlerThread:
 
         self._thread.start()
         if not self.handler.inline:
-            _in_use.add(id(self.handler))
+            _in_use[id(self.handler)] = self.handler
         self.post(open_handler)
         while not opened.wait(_IDLE_S):
             pass
@@ -316,7 +318,7 @@ class HandlerThread:
                 del call  # its events take memory, and are no longer counted
             self.busy_since_s = 0.0
             if closing:
-                _in_use.discard(id(self.handler))
+                _in_use.pop(id(self.handler), None)
                 return
 
     def _deliver(self, call: _Call) -> None:

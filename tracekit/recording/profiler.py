@@ -72,50 +72,51 @@ class Profiler(ProfilerBase):
                     ...
                 profiler.step(samples=len(batch))
 
-    Wrong arguments raise `ConfigError` here or in `start`. After that nothing raises into the training loop: failures are
-    logged once and counted (``TRACEKIT_STRICT=1`` raises them), and nothing on the loop's path waits for storage, unless
-    ``on_full="block"`` asks for it. When the writer has been late for a whole ``flush_interval``, the next event waits for it
-    for 50 ms at most, and not for a handler that has blocked for long.
+    Wrong arguments raise `ConfigError` here or in `start`. After that, nothing raises into the training loop: failures are
+    logged once and counted (``TRACEKIT_STRICT=1`` raises them). Nothing on the path of the loop waits for storage, except
+    with ``on_full="block"``. If the writer is late by a whole ``flush_interval``, the next event waits for it, for 50 ms
+    at most, and not for a handler that has blocked for long.
 
-    Threads: markers may be used from any thread; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the
-    training thread. Fork: a forked child records nothing, except by `child_recording` (which `iterate` sees to for the
-    workers of a data loader), or by a profiler of its own. A Profiler cannot be pickled; a Marker can.
+    Threads: any thread may use markers; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the training
+    thread. Fork: a forked child records only with `child_recording` or with another profiler. `iterate` does this for the
+    workers of a data loader. A Profiler cannot be pickled; a Marker can.
 
     Args:
-        trace_handlers: Where the events go; one handler or several. What has a method ``__trace_handler__`` is asked for one.
-        schedule: When to record: `cyclic_schedule`, `on_demand`, or any function of the `Timestamp` at the start of a batch
-            that returns a `ProfilerAction`, or ``torch.profiler.schedule(...)``. None records always.
-        sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
-            `ClockSync`, or `Source` subclasses of your own.
+        trace_handlers: One trace handler or several. An object with a method ``__trace_handler__`` makes one. Running
+            profilers cannot share a handler.
+        schedule: Decides when to record: `cyclic_schedule`, `on_demand`, ``torch.profiler.schedule(...)``, or any function
+            of the `Timestamp` at the start of a batch that returns a `ProfilerAction`. None records always.
+        sources: Record without markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
+            `ClockSync`, or your own `Source` subclasses.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
-        counts: Whose samples and tokens `step` is given, and so the `Timestamp` counts: ``"rank"`` are those of this rank
-            alone, ``"global"`` those of all ranks together. Written into the trace; changes no number.
-        record_batches: Whether every `step` records the batch as a slice, on a track of its own.
-        flush_interval: Seconds within which an event is given to the handlers; what a killed process can lose. The writer
-            looks several times in it, and when it is kept from doing so for that long, the recording threads do its work.
-        max_buffered_events: How many events may wait in memory, in the buffer and for all handlers together. The buffer and
-            each handler get an equal share, so that a handler that does not keep up takes nothing from the others.
-        max_buffered_bytes: How many bytes they may take. The size of an event is an estimate: 32 bytes (100 without the
-            compiled core), and for a counter that is not a single float 160 bytes and 64 for each of its series.
-        on_full: What happens to events beyond that: ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
-            ``"block"`` makes the recording threads wait. When the writer does not keep up, both drop the newest. Slices whose
-            start was delivered before are never dropped.
-        shutdown_timeout: Seconds that `stop` waits for the handlers at most.
-        sigterm_grace: Seconds that SIGTERM may be held back until the recording is written out; None leaves SIGTERM alone,
-            and what was recorded since the last flush is lost. After them the handler that was there before is called, or,
-            where there was none, the files are complete and the process ends by the signal. A window of torch.profiler that
-            is open then is not saved. Needs the profiler to be started on the main thread.
-        run_id: Name of the run, the same on every rank. This argument and the next five replace what the environment says; see
-            `tracekit.distributed.detect_process`.
-        rank: Number of this process among all of the run.
+        counts: Scope of the samples and tokens that `step` takes: ``"rank"`` for this rank alone, ``"global"`` for all
+            ranks together. It is written into the trace, and changes no number.
+        record_batches: Record every batch as a slice, on a separate track.
+        flush_interval: Maximum time in seconds until an event is passed to the handlers; a killed process can lose this
+            much. The writer takes events several times per interval. If it is late, recording threads wait for it.
+        max_buffered_events: Maximum number of events that wait in memory. The buffer and each handler get an equal share,
+            so that a handler that does not keep up does not use the share of another one.
+        max_buffered_bytes: Maximum memory of these events in bytes. The size of an event is an estimate: 32 bytes (100
+            without the compiled core), and for a counter that is not a single float 160 bytes and 64 for each series.
+        on_full: Policy for events beyond these limits. ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
+            ``"block"`` makes the recording threads wait. If the writer does not keep up, both drop the newest. A slice
+            with a delivered start is never dropped.
+        shutdown_timeout: Maximum time in seconds that `stop` waits for the handlers.
+        sigterm_grace: Maximum time in seconds to hold back SIGTERM until the recording is written. Then the previous
+            handler is called. Without a previous handler, the files are completed, and the signal ends the process. An
+            open window of torch.profiler is not saved. Start the profiler on the main thread. None does not handle
+            SIGTERM, which can then lose one flush interval.
+        run_id: Name of the run, the same on every rank. This argument and the next five replace the values from the
+            environment; see `tracekit.distributed.detect_process`.
+        rank: Number of this process in the run.
         local_rank: Number of this process on its host.
-        world_size: How many ranks there are.
+        world_size: Number of ranks.
         node: Number of the host.
-        attempt: How often the launcher has started this rank before.
-        process: Which process this is, all of it; for what knows better than any argument, such as `ChildRecording`.
-        private: Leave host names, user names and paths out of everything that is written: the host and its boot become hashes
-            that still tell which ranks share a clock, exceptions lose their text, torch.profiler its stacks. What you name
-            yourself (markers, files, ``run_id``) and log lines stay as they are. None asks ``TRACEKIT_PRIVATE``.
+        attempt: Number of earlier starts of this rank by the launcher.
+        process: The complete identity of this process, instead of the six arguments above. `ChildRecording` passes it.
+        private: Leave host names, user names and paths out of all files. The host and its boot become hashes, which still
+            show which ranks share a clock. Exceptions lose their text, and torch.profiler its stacks. Your own names
+            (markers, files, ``run_id``) and log lines do not change. None reads ``TRACEKIT_PRIVATE``.
         clock: The clocks to read; for tests.
 
     Raises:
@@ -176,7 +177,7 @@ class Profiler(ProfilerBase):
         self._schedule = CurrentSchedule(schedule)
         on_demand = self._schedule.on_demand
         if on_demand is not None:
-            # One of the handlers as well: so it hears of windows and of torch's traces.
+            # It is a handler, too, and learns of windows and of torch's traces.
             on_demand.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources.members))
             self._handlers.append(on_demand)
         if timestamp is not None:
@@ -615,7 +616,7 @@ class Profiler(ProfilerBase):
         """Return the marker of that name; the same arguments give the same marker.
 
         Args:
-            name: What its slices are called. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
+            name: Name of its slices. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
             categories: Categories for filtering; one text or several.
             actions: The schedule's actions during which it records; by default all but SKIP. One action or several.
             record_instant_on_start: Also record an instant at the start of each slice.
@@ -646,7 +647,7 @@ class Profiler(ProfilerBase):
         self._attached.add(marker)
 
     def release(self, markers: Iterable[Marker], *, flush: bool = True) -> None:
-        """Detach markers, so that another profiler can adopt them. Deliver their events first, unless told not to."""
+        """Detach markers, so that another profiler can adopt them. Deliver their events first if ``flush`` is true."""
         if flush and self._writer is not None and self._state == "started":
             self._writer.flush(self._options.shutdown_timeout)
         self._attached.let_go(markers)
