@@ -138,14 +138,19 @@ class CaptureCoordinator:
             self._folder.write(self.request)
         is_early = not self.ranks and not self.request.stop and now_ns - self._began_ns <= self._timeout_ns
         self.finished = not waited_for and not is_early
-        lost = tuple(rank for rank, view in self.ranks.items() if view.lost is not None and not view.is_replaced)
+        lost = tuple(rank for rank, view in self.ranks.items() if view.lost is not None)
         if self.finished and lost and not self._withdrawn and not self.request.stop:
-            self.stop(lost)  # they must not start when nobody waits for them
+            self._withdrawn = True
+            if self._folder.holds(self.request):
+                self._folder.write(Request(stop=True, ranks=lost))  # they must not start when nobody waits for them
 
-    def stop(self, ranks: tuple[int, ...] | None = None) -> None:
-        """Ask some ranks, or all selected ones, to stop; poll on to get their files."""
+    def stop(self) -> None:
+        """Ask all selected ranks to stop, except those that serve another request; poll on to get their files."""
         self._withdrawn = True
-        self._folder.write(Request(stop=True, ranks=self.request.ranks if ranks is None else ranks))
+        if self._folder.holds(self.request):
+            self._folder.write(Request(stop=True, ranks=self.request.ranks))
+        elif ours := tuple(rank for rank, view in self.ranks.items() if view.capture and view.capture.state.in_force):
+            self._folder.write(Request(stop=True, ranks=ours))
 
     def _expected(self, statuses: dict[int, RankStatus]) -> list[int]:
         """Return the selected ranks, as far as they are known."""

@@ -243,16 +243,25 @@ def test_a_capture_that_is_taken_back_does_not_wait_for_those_who_never_answered
     assert run.lost == {1: "it has not answered"}
 
 
-def test_a_request_that_another_one_replaces_fails_at_once_and_stops_nothing(run: Run) -> None:
+def test_a_request_that_another_one_replaces_is_lost_and_does_not_stop_that_one(run: Run) -> None:
     run.coordinator.begin()
     run.say(status(0, state=CaptureState.ACKNOWLEDGED))
     run.look()
     other = Request(id="other", steps=5)
     run.folder.write(other)
-    run.say(status(0, state=CaptureState.WAITING, request="other"), status(1, refused=("x", "busy")))
+    run.say(*(status(rank, state=CaptureState.WAITING, request="other") for rank in (0, 1)))
     assert run.look() == other
-    assert (run.coordinator.finished, run.lost) == (True, {0: "another request has replaced this one"})
-    assert ControlFolder(run.folder.path).read_request() == other
+    assert run.lost == {0: "another request has replaced this one"}
+    run.look(31)
+    assert (run.coordinator.finished, run.lost[1]) == (True, "it has not answered for 30 s")
+    run.coordinator.stop()
+    assert run.folder.holds(other)
+    run.say(status(0, state=CaptureState.RECORDING))
+    run.look()
+    run.coordinator.stop()
+    stop = run.look()
+    assert stop is not None
+    assert (stop.stop, stop.ranks) == (True, (0,)), "the capture of this request"
 
 
 def test_a_rank_that_waits_for_the_time_is_not_given_up(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_a_capture_from_inside(job: Job) -> None:
 def test_no_capture_begins_while_the_run_ends() -> None:
     class Late(MemoryTraceHandler):
         def close(self) -> None:
+            wait_for(lambda: schedule._is_stopping, "the end of the run is known")
             accepted.append(schedule.capture())
 
     accepted: list[bool] = []
