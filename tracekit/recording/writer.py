@@ -318,7 +318,10 @@ class Writer:
         """Return the number of events that are left behind at the end and that the writer has not counted."""
         if not (self._ended or any(thread.is_given_up for thread in self._handler_threads)):
             return 0
-        behind = (len(self._buffer.records) + len(self._carry)) // WIDTH
+        behind = 0
+        for records in (self._buffer.records, self._carry):
+            (ends,) = count_kinds(records, END)  # an async slice counts when it begins
+            behind += len(records) // WIDTH - ends
         return behind if self._is_counted else behind + self._in_hand
 
     # ---- on the writer thread -----------------------------------------------------------------------------------------

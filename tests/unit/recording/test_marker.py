@@ -179,6 +179,14 @@ def test_a_slice_that_was_begun_is_ended_by_any_thread_in_any_order(run: Run) ->
     assert (run.profiler.stats.slices, run.profiler.stats.dropped) == (5, {})
 
 
+def test_a_slice_that_was_begun_and_outlives_the_profiler_counts_once() -> None:
+    run = Run()
+    with run.profiler:
+        handle = run.profiler.marker("copy").begin()
+    handle.end()
+    assert (run.profiler.stats.recorded, run.profiler.stats.dropped) == (1, {})
+
+
 def test_a_slice_that_was_begun_follows_the_schedule_at_its_begin(run: Run) -> None:
     marker = run.profiler.marker("copy")
     run.set_action(ProfilerAction.SKIP)

@@ -628,6 +628,21 @@ def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_
     assert order == ["batch 0", "end 1", "batch 1", "end 2", "batch 2", "end 3"]
 
 
+def test_a_cut_that_comes_too_late_ends_no_open_slice() -> None:
+    early_ns = time.perf_counter_ns()
+    memory = MemoryTraceHandler()
+    with profiler(memory) as one:
+        with one.marker("work"):
+            assert one.flush(60)  # its start is delivered
+            assert one._writer is not None
+            one._writer.post("flush", cut_ns=early_ns)
+            assert one.flush(60)
+        assert one.flush(60)
+    ((start, end),) = memory.slices
+    assert start.wall_clock_time_ns <= end.wall_clock_time_ns
+    assert (len(memory.events), one.stats.recorded) == (2, 1)
+
+
 def test_under_strict_the_failure_of_a_handler_reaches_the_training_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(TraceHandler):
         def process_events(self, batch: EventBatch) -> None:
