@@ -187,10 +187,10 @@ def marker(
     Args: as for `Profiler.marker`. Thread-safe.
     """
     found = _module_markers.get(
-        name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=_adopt_by_active
+        name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=adopt_by_active
     )
     if not found.attached:  # another thread may have started a profiler since
-        _adopt_by_active(found)
+        adopt_by_active(found)
     return found
 
 
@@ -224,7 +224,7 @@ def deactivate(profiler: RunningProfiler) -> None:
         if innermost:
             profiler.release(_shared_markers())
             for found in _shared_markers():
-                _adopt_by_active(found)
+                adopt_by_active(found)
     _notify()
 
 
@@ -238,12 +238,8 @@ def inherit(markers: MarkerTable) -> None:
     _inherited.append(markers)
 
 
-def adopt_in_child(found: Marker) -> None:
-    """In a forked child: make a new marker of the parent's profiler record into the child's active profiler."""
-    _adopt_by_active(found)
-
-
-def _adopt_by_active(found: Marker) -> None:
+def adopt_by_active(found: Marker) -> None:
+    """Make a marker record into the active profiler, if there is one."""
     while (innermost := running_profiler()) is not None:
         innermost.adopt(found)
         if running_profiler() is innermost:

@@ -28,7 +28,7 @@ from tracekit.recording.lifecycle import (
     DEFAULT_ACTIONS,
     MarkerTable,
     activate,
-    adopt_in_child,
+    adopt_by_active,
     deactivate,
     inherit,
     running_profiler,
@@ -642,7 +642,7 @@ class Profiler(ProfilerBase):
     def adopt(self, marker: Marker) -> None:
         """Attach a marker to this profiler."""
         if self._state == "forked":
-            adopt_in_child(marker)
+            adopt_by_active(marker)
             return
         self._attached.add(marker)
 
