@@ -292,16 +292,18 @@ class Profiler(ProfilerBase):
         self._attached.pass_to(None)
         deadline_s = time.monotonic() + self._options.shutdown_timeout
         writer.stopping(ended_by)
-        in_time = writer.close(deadline_s - time.monotonic())
+        try:
+            in_time = writer.close(deadline_s - time.monotonic())
+        finally:
+            if self._schedule.on_demand is not None:
+                self._schedule.on_demand.ended(deadline_s - time.monotonic())
         if not in_time:
             logger.warning(
                 "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._options.shutdown_timeout,
             )
-        if self._schedule.on_demand is not None:
-            self._schedule.on_demand.ended(deadline_s - time.monotonic())
-        if in_time:
+        else:
             report_end(self.process, self._handlers, self.stats)
 
     def _leave(self) -> None:

@@ -490,12 +490,15 @@ def test_ctrl_c_during_stop_leaves_the_other_steps_to_be_done(waits: str) -> Non
 
     class Waits(TraceHandler):
         def close(self) -> None:
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)  # the system interrupts the main thread
             release.wait(60)
 
     release, memory = threading.Event(), MemoryTraceHandler()
     others = [Waits()] if waits == "handler" else []
-    one = profiler(memory, *others, sources=[Interrupted()] if waits == "source" else [], sigterm_grace=1)
+    sources = [Interrupted()] if waits == "source" else []
+    one = profiler(
+        memory, *others, schedule=tracekit.on_demand(None, base=lambda _: A), sources=sources, sigterm_grace=1
+    )
     one.start()
     one.marker("a").instant()
     with pytest.raises(KeyboardInterrupt):
@@ -503,6 +506,7 @@ def test_ctrl_c_during_stop_leaves_the_other_steps_to_be_done(waits: str) -> Non
     release.set()
     assert active_profiler() is None
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert wait_for(lambda: "tracekit-capture" not in [thread.name for thread in threading.enumerate()])
     assert wait_for(lambda: memory.stats is not None)
     assert len(memory.instants) == 1
 
