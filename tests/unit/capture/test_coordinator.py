@@ -198,18 +198,6 @@ def test_files_of_an_earlier_larger_run_do_not_count(run: Run) -> None:
     assert sorted(run.coordinator.ranks) == [0, 1]
 
 
-def test_only_the_chosen_ranks_are_waited_for(tmp_path: Path) -> None:
-    run = Run(tmp_path / "control", Request(id="x", ranks=(1,), together=True))
-    run.say(status(0, batch=100), status(1, batch=100))
-    run.coordinator.begin()
-    run.say(status(1, state=CaptureState.ACKNOWLEDGED))
-    run.look()
-    run.say(status(1, state=CaptureState.DONE))
-    run.look()
-    assert run.coordinator.finished
-    assert list(run.coordinator.ranks) == [1]
-
-
 def test_a_stop_waits_for_what_runs_if_anything_does(tmp_path: Path) -> None:
     run = Run(tmp_path / "control", Request(id="stop", stop=True))
     run.say(status(0, state=CaptureState.RECORDING, request="a"), status(1, state=CaptureState.DONE, request="b"))

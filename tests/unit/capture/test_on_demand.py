@@ -159,27 +159,6 @@ def test_a_folder_that_cannot_be_made_stops_the_profiler_from_starting(tmp_path:
         Profiler(schedule=on_demand(tmp_path / "file" / "control")).start()
 
 
-def test_only_the_chosen_ranks_answer(tmp_path: Path) -> None:
-    with Job(tmp_path, rank=1, world_size=4) as job:
-        job.ask(ranks=(0, 2), steps=1)
-        assert job.status.capture is None
-        job.ask(ranks=(1,), steps=1)
-        assert job.capture.state == CaptureState.WAITING
-
-
-def test_a_common_start_is_waited_for(job: Job) -> None:
-    asked = Request(id="together", steps=2, together=True)
-    job.control.write(asked)
-    job.look()
-    assert job.step(3) == ["skip"] * 3
-    assert job.capture.state == CaptureState.ACKNOWLEDGED
-    job.control.write(Request(id="together", steps=2, together=True, start_batch=6))
-    job.look()
-    assert job.capture.state == CaptureState.WAITING
-    assert job.step(6) == ["skip", "skip", "skip", "active", "active_and_save", "skip"]
-    assert (job.capture.first_batch, job.capture.late_batches) == (6, 0)
-
-
 def test_a_start_that_nobody_tells_is_given_up(tmp_path: Path) -> None:
     clock = FakeClock()
     with Job(tmp_path, clock=clock.clock) as job:

@@ -899,23 +899,6 @@ def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(caplo
     assert caplog.text.count("Traceback") == 1
 
 
-def test_a_full_buffer_keeps_the_end_of_a_slice_whose_start_was_delivered() -> None:
-    memory = MemoryTraceHandler()
-    one = profiler(memory, max_buffered_events=20, record_batches=False, flush_interval=3600)
-    with one:
-        with one.marker("long"):
-            one.flush()  # its start is delivered
-            one._buffer.hold(10, 0)  # as while the writer has its hands full
-            with one.marker("short"):
-                pass
-            one.marker("instant").instant()
-        one._buffer.hold(0, 0)
-    assert [start.label.name for start, _ in memory.slices] == ["long"]
-    assert memory.stats is not None
-    assert memory.stats.dropped == {"events beyond max_buffered_events": 2}
-    assert memory.stats.recorded == 3
-
-
 def test_what_stop_leaves_behind_is_counted_as_dropped() -> None:
     hangs = Hangs()
     one = profiler(hangs, shutdown_timeout=0.2, record_batches=False, max_buffered_events=1000, flush_interval=0.01)
