@@ -435,6 +435,18 @@ def test_a_task_records_again_with_a_marker_that_slept_through_a_change(run: Run
     assert not marker.open_slices()
 
 
+def test_tasks_of_a_thread_get_no_lane_of_an_ended_one_with_its_ident(run: Run) -> None:
+    @run.profiler.marker("m")
+    async def in_task() -> None:
+        await asyncio.sleep(0)
+
+    for name in ("first", "second"):
+        thread = threading.Thread(target=lambda: asyncio.run(in_task()), name=name)
+        thread.start()
+        thread.join()
+    assert [start.track.name for start, _ in run.slices()] == ["first · task 1", "second · task 1"]
+
+
 def test_markers_that_are_not_used_any_more_are_not_looked_at_at_every_flush(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
