@@ -61,7 +61,12 @@ class RankView:
         return "refused" if self.refusal is not None else None if self.capture is None else self.capture.state.value
 
     def update(self, status: RankStatus, now_ns: int) -> None:
-        """Take in the status of the rank, unless another process has taken its place during the capture."""
+        """Take in the status of the rank until it has ended the capture.
+
+        Ignore another process that has taken its place during the capture.
+        """
+        if self.state in _ENDED:
+            return  # from now on it may serve other requests
         before = self.status
         is_same = before.pid == status.pid
         if (is_same and before.updates == status.updates) or (not is_same and self.capture is not None):

@@ -231,6 +231,20 @@ def test_a_capture_that_is_taken_back_does_not_wait_for_those_who_never_answered
     assert run.lost == {1: "it has not answered"}
 
 
+@pytest.mark.parametrize("end", [{"state": CaptureState.DONE}, {"refused": ("x", "busy")}], ids=["done", "refused"])
+def test_a_rank_that_serves_another_request_later_keeps_its_result(run: Run, end: dict[str, Any]) -> None:
+    run.coordinator.begin()
+    run.say(status(0, **end), status(1, state=CaptureState.RECORDING))
+    run.look()
+    result = run.coordinator.ranks[0].state
+    run.say(status(0, state=CaptureState.RECORDING, request="other", refused=("another", "busy")))
+    run.look()
+    assert (run.coordinator.ranks[0].state, run.lost, run.coordinator.finished) == (result, {}, False)
+    run.say(status(1, state=CaptureState.DONE))
+    run.look()
+    assert run.coordinator.finished
+
+
 def test_a_request_that_another_one_replaces_is_lost_and_does_not_stop_that_one(run: Run) -> None:
     run.coordinator.begin()
     run.say(status(0, state=CaptureState.ACKNOWLEDGED))
