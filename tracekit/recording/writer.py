@@ -153,7 +153,7 @@ class Writer:
             raise
 
     def _remove_hooks(self, thread: HandlerThread) -> None:
-        for hook in reversed(thread.handler.hooks):
+        for hook in reversed([*thread.handler.hooks]):
             try:
                 hook.remove()
             except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
