@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from tracekit import privacy
@@ -197,6 +197,7 @@ class Profiler(ProfilerBase):
         self._writer: Writer | None = None
         self._timeline: Timeline | None = None
         self._has_stepped = self._may_be_plain = False
+        self._loops = 0  # number of running loops of `iterate`
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -521,20 +522,15 @@ class Profiler(ProfilerBase):
         """Yield from an iterable, and record a slice for each wait for a value. The first includes making the iterator.
 
         If the iterable has a length, a schedule that counts per epoch uses it as the length of the epoch, and saves its
-        window with the last batch.
+        window with the last batch. A loop inside of another one, such as an evaluation, does not count.
 
         Also records a torch DataLoader: a slice "fetch" for each batch, and in it a slice "collate". Each worker
         records into a separate trace; see `worker_init_fn`. Without workers, these slices are inside the wait slices.
         The loader is left unchanged. Loaders of accelerate work too.
         """
-        length = 0
-        with suppress(Exception):  # no length, or a `__len__` that raises; a plain loop would not call it
-            length = len(iterable)  # type: ignore[arg-type]
-        if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
-            self._change_to(self._decide())
         marker = self.marker(name, categories)
         iterator: Iterator[T] | None = None
-        with ExitStack() as starting:
+        with self._loop(iterable), ExitStack() as starting:
             while True:
                 held = self._batches.expect_no_start(
                     own=True
@@ -559,6 +555,21 @@ class Profiler(ProfilerBase):
                 if begun:
                     self._batches.post_start(begun, now_ns)
                 yield value
+
+    @contextmanager
+    def _loop(self, iterable: object) -> Iterator[None]:
+        """Learn the length of an epoch from a loop, unless it is inside of another one, like an evaluation."""
+        length = 0
+        if not self._loops:
+            with suppress(Exception):  # no length, or a `__len__` that raises; a plain loop would not call it
+                length = len(iterable)  # type: ignore[arg-type]
+        if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
+            self._change_to(self._decide())
+        self._loops += 1
+        try:
+            yield
+        finally:
+            self._loops -= 1
 
     def _next(self, transition: str) -> int | None:
         now_ns = self._clock.monotonic_ns()

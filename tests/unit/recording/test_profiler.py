@@ -472,6 +472,19 @@ def test_a_schedule_of_the_timestamp_may_return_actions_of_torch_profiler() -> N
     assert actions == [W, V, S]
 
 
+def test_an_evaluation_in_the_first_batch_does_not_change_the_length_of_the_epoch() -> None:
+    schedule = cyclic_schedule(warmup=0, active=1, repeat=0)
+    actions: list[ProfilerAction] = []
+    with profiler(schedule=schedule) as one:
+        for _ in range(2):
+            for _ in one.iterate(range(4)):
+                assert list(one.iterate(range(2), "evaluation")) == [0, 1]
+                actions.append(one.action)
+                one.step()
+            one.next_epoch()
+    assert actions == [V] * 8
+
+
 @pytest.mark.parametrize("error", [NotImplementedError, TypeError])
 def test_iterate_survives_a_length_that_raises(error: type[Exception]) -> None:
     class Loader(list[int]):
