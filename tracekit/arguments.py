@@ -20,6 +20,7 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "StrPath | Iterable[StrPath]"
 """One path or URL, or several."""
 
+MAX_SECONDS: Final = 1_000_000_000
 LOG_SERVICES: Final = ("wandb", "mlflow")
 """Services that take traces as artifacts. Each name is that of its library, and of the extra that installs it."""
 
@@ -70,13 +71,15 @@ def check_whole(name: str, value: object, least: int = 1) -> int:
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse a value that is not a finite number of seconds above 0.
+    """Refuse a value that is not a number of seconds above 0, or that is too large for the timers of the system.
 
     Raises:
         ConfigError: The value is not such a number; the message names the argument.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number of seconds above 0, not {value!r}")
+    if value > MAX_SECONDS:
+        raise ConfigError(f"{name} must be at most {MAX_SECONDS:,} seconds (31 years), not {value!r}")
 
 
 def check_path(name: str, value: object) -> str:

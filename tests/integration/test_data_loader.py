@@ -153,18 +153,6 @@ def test_each_worker_has_fetches_and_collations_on_tracks_of_its_own(tmp_path: P
     assert rows == [(f"rank 0 · worker {worker}", name, 2) for worker in (0, 1) for name in ("collate", "fetch")]
 
 
-def test_persistent_workers_go_on_without_a_record_when_the_profiler_has_stopped(tmp_path: Path) -> None:
-    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
-    with Profiler(JSONTraceHandler(tmp_path / "rank{rank}.json"), rank=0, record_batches=False) as profiler:
-        first = [batch.tolist() for batch in profiler.iterate(loader)]
-    assert [batch.tolist() for batch in loader] == first
-    assert loader.worker_init_fn is None
-    loader._iterator = None
-    gc.collect()
-    for path in tmp_path.glob("rank0-worker*.json"):
-        assert names(slices(path)) == {"fetch": 2, "collate": 2, "read": 4}
-
-
 def test_an_iterable_dataset_ends_in_its_workers_without_an_exception(tmp_path: Path) -> None:
     loader = DataLoader(Stream(), batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context="fork")
     batches, found = loaded(loader, tmp_path, epochs=2)

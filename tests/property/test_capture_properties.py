@@ -51,17 +51,6 @@ def test_a_request_is_read_as_it_was_written(request: Request) -> None:
     assert Request.from_bytes(request.to_bytes()) == request
 
 
-@given(requests(), st.data())
-def test_half_a_request_is_refused(request: Request, data: st.DataObject) -> None:
-    whole = request.to_bytes().rstrip()
-    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    try:
-        Request.from_bytes(cut)
-    except ConfigError:
-        return
-    raise AssertionError(f"{cut!r} was taken for a request")
-
-
 @given(st.binary(max_size=200) | DOCUMENTS)
 def test_anything_is_a_request_or_refused(content: bytes) -> None:
     with TemporaryDirectory() as name:

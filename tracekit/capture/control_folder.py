@@ -227,6 +227,14 @@ class ControlFolder:
             os.close(descriptor)
         return Request.from_bytes(data, id=f"file-{found.st_mtime_ns}")
 
+    def holds(self, request: Request) -> bool:
+        """Return True if no other request has replaced this one."""
+        try:
+            found = ControlFolder(self.path, trust_others=self._trust_others).read_request()
+        except ConfigError:
+            return False
+        return found is not None and found.id == request.id
+
     def write(self, document: Request | RankStatus) -> None:
         """Replace the request, or the status of a rank. Makes the folder again if somebody has removed it."""
         with atomic_write(os.fspath(self.path_of(document))) as file:

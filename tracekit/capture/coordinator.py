@@ -41,6 +41,7 @@ class RankView:
     status: RankStatus = _NO_STATUS
     status_ns: int = 0  # monotonic time of its last status
     lost: str | None = None  # the reason if nobody waits for the rank any more
+    is_replaced: bool = False  # another request has replaced this one, which had no start yet
 
     @property
     def capture(self) -> CaptureStatus | None:
@@ -60,7 +61,12 @@ class RankView:
         return "refused" if self.refusal is not None else None if self.capture is None else self.capture.state.value
 
     def update(self, status: RankStatus, now_ns: int) -> None:
-        """Take in the status of the rank, unless another process has taken its place during the capture."""
+        """Take in the status of the rank until it has ended the capture.
+
+        Ignore another process that has taken its place during the capture.
+        """
+        if self.state in _ENDED:
+            return  # from now on it may serve other requests
         before = self.status
         is_same = before.pid == status.pid
         if (is_same and before.updates == status.updates) or (not is_same and self.capture is not None):
@@ -69,7 +75,9 @@ class RankView:
         progress, made = ((one.pid, one.batch, one.capture, one.refused) for one in (status, before))
         if is_saving or progress != made:
             self.seen_ns = now_ns
+        was_accepted = self.capture is not None
         self.status, self.status_ns = status, now_ns
+        self.is_replaced = self.capture is None and (was_accepted or self.is_replaced)
 
 
 class CaptureCoordinator:
@@ -137,12 +145,17 @@ class CaptureCoordinator:
         self.finished = not waited_for and not is_early
         lost = tuple(rank for rank, view in self.ranks.items() if view.lost is not None)
         if self.finished and lost and not self._withdrawn and not self.request.stop:
-            self.stop(lost)  # they must not start when nobody waits for them
+            self._withdrawn = True
+            if self._folder.holds(self.request):
+                self._folder.write(Request(stop=True, ranks=lost))  # they must not start when nobody waits for them
 
-    def stop(self, ranks: tuple[int, ...] | None = None) -> None:
-        """Ask some ranks, or all selected ones, to stop; poll on to get their files."""
+    def stop(self) -> None:
+        """Ask all selected ranks to stop, except those that serve another request; poll on to get their files."""
         self._withdrawn = True
-        self._folder.write(Request(stop=True, ranks=self.request.ranks if ranks is None else ranks))
+        if self._folder.holds(self.request):
+            self._folder.write(Request(stop=True, ranks=self.request.ranks))
+        elif ours := tuple(rank for rank, view in self.ranks.items() if view.capture and view.capture.state.in_force):
+            self._folder.write(Request(stop=True, ranks=ours))
 
     def _expected(self, statuses: dict[int, RankStatus]) -> list[int]:
         """Return the selected ranks, as far as they are known."""
@@ -163,6 +176,8 @@ class CaptureCoordinator:
             return None
         if is_restarted:
             return "it was started again"
+        if view.is_replaced:
+            return "another request has replaced this one"
         if self._withdrawn and capture is None:
             return "it has not answered"
         if not listens(view.status):

@@ -20,7 +20,7 @@ from tracekit.errors import ConfigError, StorageError
 from tracekit.handlers.triggers import SignalTrigger
 from tracekit.naming import FileName
 from tracekit.notices import Notices
-from tracekit.recording.schedule import CaptureSchedule, ProfilerAction
+from tracekit.recording.schedule import CaptureSchedule, ProfilerAction, action_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -145,8 +145,8 @@ class OnDemand(CaptureSchedule):
 
     def __call__(self, timestamp: Timestamp) -> ProfilerAction:
         """Return the action of the batch that begins at ``timestamp``."""
-        action = ProfilerAction.SKIP if self.base is None else self.base(timestamp)
         self._timestamp = timestamp
+        action = ProfilerAction.SKIP if self.base is None else action_of(self.base(timestamp))
         capture = self._capture
         if capture is not None:
             wall_ns, monotonic_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
@@ -217,6 +217,8 @@ class OnDemand(CaptureSchedule):
     def _accept(self, request: Request) -> str | None:
         """Begin a capture, or give the current one its start. Return the reason if the request is refused."""
         with self._accept_lock:
+            if self._is_stopping:
+                return "the run ends"
             current = self._in_force
             if current is not None and current.request.id == request.id:
                 current.set_start(request)
@@ -278,7 +280,8 @@ class OnDemand(CaptureSchedule):
 
     def stopping(self, error: BaseException | None) -> None:
         """End the current capture."""
-        self._is_stopping = True
+        with self._accept_lock:
+            self._is_stopping = True
         capture, timestamp = self._capture, self._timestamp
         if capture is not None and timestamp is not None:
             capture.end_run(int(timestamp.batch), "the run ended" + (" with an exception" if error else ""))

@@ -86,7 +86,8 @@ class _Merge:
         if code is None:
             return False
         problems = _problems(self.log)
-        self.log.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.log.unlink()
         if code:
             logger.warning(
                 "tracekit: %s is %s (%s). To merge it again: %s",

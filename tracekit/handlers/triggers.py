@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
+from tracekit.handlers.signal_pipe import SignalPipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,9 @@ _NEVER_CAUGHT: Final = frozenset({"SIGKILL", "SIGSTOP", "SIGSEGV", "SIGFPE", "SI
 class SignalTrigger:
     """Detects a signal, even while the main thread is in C code that has released the interpreter lock.
 
-    Python runs signal handlers only on the main thread, between two Python instructions, and not while it waits for a
-    collective or a kernel. So the signal is detected in two ways: by a Python handler, and by Python's wakeup descriptor. The
-    interpreter's C handler writes to that descriptor immediately. `arrived`, called on another thread, checks both. Asyncio
-    may take the descriptor away (``loop.add_signal_handler``); then the Python handler remains. While C code holds the
-    interpreter lock, no Python runs in any thread, and the signal is detected afterwards.
+    The signal is detected in two ways: by a Python handler, and by a `SignalPipe`. `arrived`, called on another thread,
+    checks both. Asyncio may take the pipe's descriptor away (``loop.add_signal_handler``); then the Python handler
+    remains. While C code holds the interpreter lock, no Python runs in any thread, and the signal is detected afterwards.
 
     The previous Python handler is still called. A handler that was set outside of Python (``faulthandler.register``) is
     replaced, because Python cannot see it: set it after this one, with ``chain=True``. In forked children, the handler only
@@ -54,7 +52,7 @@ class SignalTrigger:
         self._pid = -1  # of the process that has installed it; -1: not installed
         self._previous: Any = signal.SIG_DFL
         self._handler = self._on_signal  # one object, for comparison by identity
-        self._pipe: tuple[int, int] | None = None  # read and write end; None if another part has the wakeup descriptor
+        self._pipe: SignalPipe | None = None  # while it is installed
         self._called = False
         self._call_expected = False
         self._arrived_before_removal = False
@@ -74,18 +72,9 @@ class SignalTrigger:
             )
         self._previous = previous
         self._pid = os.getpid()
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        os.set_blocking(write_end, False)
-        taken = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        if taken == -1:
-            self._pipe = read_end, write_end
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=partial(_release_in_child, weakref.ref(self)))
-        else:  # somebody else's
-            signal.set_wakeup_fd(taken)
-            os.close(read_end)
-            os.close(write_end)
+        self._pipe = SignalPipe()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=partial(_release_in_child, weakref.ref(self)))
         signal.signal(self._number, self._handler)
 
     def arrived(self) -> bool:
@@ -97,10 +86,7 @@ class SignalTrigger:
         # Read the flag before the pipe: if the handler has been called, the byte of its signal is already in the pipe.
         before, self._arrived_before_removal = self._arrived_before_removal, False
         called, self._called = self._called, False
-        written = False
-        if self._pipe is not None:
-            with contextlib.suppress(BlockingIOError):
-                written = self._number in os.read(self._pipe[0], 65536)
+        written = self._pipe is not None and self._number in self._pipe.read()
         if called and self._call_expected and not written:
             self._call_expected = False  # the main thread has now handled a signal that was already detected
             return before
@@ -125,16 +111,10 @@ class SignalTrigger:
             self._release_pipe()
 
     def _release_pipe(self) -> None:
-        if self._pipe is None:
-            return
-        current = signal.set_wakeup_fd(-1)
-        if current == self._pipe[1]:
-            for end in self._pipe:
-                os.close(end)
-        else:
-            # Other code owns the descriptor and may restore ours. Keep ours open, so that no file can get its number.
-            signal.set_wakeup_fd(current)
-        self._pipe = None
+        if self._pipe is not None:
+            self._pipe.release()
+            self._pipe.close()
+            self._pipe = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._called = True

@@ -62,6 +62,12 @@ class Batches(BatchesBase):
         self.timestamps = Timestamps(timestamp, since_ns)
         self.log = self.timestamps.log
 
+    def abandon_in_child(self) -> None:
+        """Forget the parent's loop in a forked child, where the writer that may have held the lock does not exist."""
+        self._lock = threading.RLock()
+        self.is_plain = False
+        self.expected.clear()
+
     def running(self) -> OpenSlice | None:
         """Return (label, start, track) of the slice that the end of the running batch will record, or None."""
         return (self.label, self.start_ns, self.track) if self.is_recorded else None

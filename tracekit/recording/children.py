@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -44,7 +45,7 @@ class SharedAction:
     where the system has no such files; children then cannot follow the schedule.
     """
 
-    __slots__ = ("_descriptor", "_memory", "_path")
+    __slots__ = ("_descriptor", "_inode", "_memory", "_path")
 
     def __init__(self, action: ProfilerAction) -> None:
         if not hasattr(os, "memfd_create"):
@@ -53,6 +54,7 @@ class SharedAction:
         os.ftruncate(self._descriptor, 1)
         self._memory = mmap.mmap(self._descriptor, 1)
         self._path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        self._inode = os.fstat(self._descriptor).st_ino
         self.set(action)
 
     def set(self, action: ProfilerAction) -> None:
@@ -61,7 +63,7 @@ class SharedAction:
 
     def view(self) -> ActionView:
         """Return the children's side."""
-        return ActionView(self._path, self._memory)
+        return ActionView(self._path, self._inode, self._memory)
 
     def close(self) -> None:
         """Set the action to SKIP, so that children stop recording, and close the file."""
@@ -70,17 +72,21 @@ class SharedAction:
 
 
 class ActionView:
-    """The child's side: a schedule that returns the parent's current action. Picklable."""
+    """The child's side: a schedule that returns the parent's current action. Picklable.
 
-    __slots__ = ("_last", "_memory", "_path")
+    After the parent's recording, its descriptor may belong to another file; therefore the inode is checked.
+    """
 
-    def __init__(self, path: str, memory: mmap.mmap | None = None) -> None:
+    __slots__ = ("_inode", "_last", "_memory", "_path")
+
+    def __init__(self, path: str, inode: int, memory: mmap.mmap | None = None) -> None:
         self._path = path
+        self._inode = inode
         self._memory = memory
         self._last = -1
 
-    def __reduce__(self) -> tuple[type[ActionView], tuple[str]]:
-        return ActionView, (self._path,)
+    def __reduce__(self) -> tuple[type[ActionView], tuple[str, int]]:
+        return ActionView, (self._path, self._inode)
 
     def __call__(self, _timestamp: Timestamp) -> ProfilerAction:
         """Return the current action of the parent's schedule."""
@@ -93,16 +99,14 @@ class ActionView:
 
     def _read(self) -> int:
         if self._memory is None:
-            try:
-                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                # The parent has ended, and so has its recording.
-                return _ACTIONS.index(ProfilerAction.SKIP)
-            try:
-                self._memory = mmap.mmap(descriptor, 1, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
-        return self._memory[0]
+            with suppress(OSError):  # the parent has ended
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    if os.fstat(descriptor).st_ino == self._inode:
+                        self._memory = mmap.mmap(descriptor, 1, access=mmap.ACCESS_READ)
+                finally:
+                    os.close(descriptor)
+        return _ACTIONS.index(ProfilerAction.SKIP) if self._memory is None else self._memory[0]
 
 
 logger = logging.getLogger("tracekit")
@@ -213,8 +217,9 @@ def _start(plan: ChildPlan, name: str, worker: int | None) -> RunningProfiler | 
     handlers = [make(name) for make in plan.handlers]
     if not handlers:
         return None
-    if plan.action is not None:
-        handlers.append(_FollowsParent(plan.action))
+    follows = None if plan.action is None else _FollowsParent(plan.action)
+    if follows is not None:
+        handlers.append(follows)
     profiler = plan.make_profiler(
         handlers,
         schedule=plan.action,
@@ -223,6 +228,8 @@ def _start(plan: ChildPlan, name: str, worker: int | None) -> RunningProfiler | 
         **plan.options,
     )
     profiler.start()
+    if follows is not None:
+        follows.profiler = weakref.ref(profiler)
     # Neither hook is guaranteed to run in a child. If both run, the second does nothing. multiprocessing runs
     # finalizers with a priority of 0 or more before it waits for queues and children.
     atexit.register(profiler.stop)
@@ -244,9 +251,10 @@ class _FollowsParent(TraceHandler):
 
     def __init__(self, action: ActionView) -> None:
         self._action = action
+        self.profiler: Callable[[], RunningProfiler | None] = lambda: None  # until it has started
 
     def flush(self) -> None:
         """Apply the current action of the parent's schedule if it has changed."""
-        profiler = running_profiler()
+        profiler = self.profiler()
         if profiler is not None and self._action.changed():
             profiler.ask_schedule()

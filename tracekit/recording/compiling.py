@@ -26,15 +26,25 @@ _DYNAMO: Final = "torch._dynamo"
 
 def pass_over_markers(marker_types: Iterable[type], make_marker: Callable[..., Any]) -> None:
     """Make Dynamo ignore markers, and calls of the function that returns one, immediately or when it is imported."""
-    _tell(functools.partial(_tell_of_markers, tuple(marker_types), make_marker))
+    _change_dynamo(functools.partial(_ignore_markers, tuple(marker_types), make_marker))
 
 
 def pass_over_profilers(profiler_type: type) -> None:
     """Make Dynamo ignore the markers that a profiler's ``marker`` method returns."""
-    _tell(functools.partial(_tell_of_profilers, profiler_type))
+    _change_dynamo(functools.partial(_ignore_markers_of, profiler_type))
 
 
-def _tell_of_markers(marker_types: tuple[type, ...], make_marker: Callable[..., Any]) -> None:
+def _change_dynamo(change: Callable[[], None]) -> None:
+    def try_change(_dynamo: object) -> None:
+        try:
+            change()
+        except Exception as error:  # noqa: BLE001 - private parts of torch may be missing or different
+            logger.debug("tracekit: markers will break the graphs of torch.compile: %r", error)
+
+    when_imported(_DYNAMO, try_change)
+
+
+def _ignore_markers(marker_types: tuple[type, ...], make_marker: Callable[..., Any]) -> None:
     builder = importlib.import_module("torch._dynamo.variables.builder")
     variable = _marker_variable()
     table = builder.VariableBuilder._type_dispatch()  # noqa: SLF001 - see the module docstring
@@ -45,7 +55,7 @@ def _tell_of_markers(marker_types: tuple[type, ...], make_marker: Callable[..., 
     substitute(make_marker, skip_signature_check=True)(lambda *_args, **_kwargs: any_marker)
 
 
-def _tell_of_profilers(profiler_type: type) -> None:
+def _ignore_markers_of(profiler_type: type) -> None:
     builder = importlib.import_module("torch._dynamo.variables.builder")
     variables = importlib.import_module("torch._dynamo.variables")
     variable = _marker_variable()
@@ -78,14 +88,3 @@ def _marker_variable() -> Any:
             return super().call_method(tx, name, args, kwargs)
 
     return MarkerVariable
-
-
-def _tell(what: Callable[[], None]) -> None:
-    when_imported(_DYNAMO, lambda _dynamo: _try(what))
-
-
-def _try(what: Callable[[], None]) -> None:
-    try:
-        what()
-    except Exception as error:  # noqa: BLE001 - private parts of torch may be missing or different
-        logger.debug("tracekit: markers will break the graphs of torch.compile: %r", error)

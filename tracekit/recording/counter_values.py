@@ -87,8 +87,11 @@ def _number(value: Any) -> float | None:
     """
     with suppress(Exception):  # methods of a user's number may raise anything
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 0:
-            value = value[()]
+        if numpy is not None:
+            if isinstance(value, numpy.ndarray) and value.ndim == 0:
+                value = value[()]
+            if isinstance(value, numpy.bool_):
+                value = bool(value)
         if not isinstance(value, Real | decimal.Decimal):
             return None
         # Keep integers of any type exact: a float has 53 bits.

@@ -36,7 +36,7 @@ def report_end(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: 
         if _has_log_handler():
             logger.info("%s", line)
         elif sys.stderr is not None:
-            encoding = sys.stderr.encoding or "utf-8"
+            encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
             sys.stderr.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
             sys.stderr.flush()
     except Exception:

@@ -9,8 +9,9 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
-from tracekit.errors import HandlerError, TracekitError
+from tracekit.errors import ConfigError, HandlerError, TracekitError
 from tracekit.events import BEGIN, END, WIDTH, count_kinds, size_bytes
 from tracekit.handlers.base import TraceHandler, process_event
 from tracekit.recording.event_order import EventOrder
@@ -37,6 +38,8 @@ _PER_STEP: Final = ("batch_start", "batch_end")
 _MOST_CALLS: Final = 20_000
 _ROOM_CHECK_S: Final = 0.01
 _IDLE_S: Final = 3600.0  # Maximum sleep of an idle thread. A new call wakes it earlier.
+# The handlers that threads call, by id. In a forked child, those of the parent, until they are freed.
+_in_use: Final[WeakValueDictionary[int, TraceHandler]] = WeakValueDictionary()
 
 
 class Signal:
@@ -146,6 +149,11 @@ class HandlerThread:
     def __repr__(self) -> str:
         return f"<HandlerThread {self._name}>"
 
+    def check(self) -> None:
+        """Raise ConfigError if another profiler uses the handler, which would mix their events."""
+        if id(self.handler) in _in_use:
+            raise ConfigError(f"{self._name} is in use by another Profiler; make a handler for each")
+
     def open(self, recording: Recording) -> None:
         """Start the thread, and open the handler on it. Return when it is open, or raise its error as a `TracekitError`."""
         opened, errors = Signal(), list[BaseException]()
@@ -158,6 +166,8 @@ class HandlerThread:
             opened.set()
 
         self._thread.start()
+        if not self.handler.inline:
+            _in_use[id(self.handler)] = self.handler
         self.post(open_handler)
         while not opened.wait(_IDLE_S):
             pass
@@ -308,6 +318,7 @@ class HandlerThread:
                 del call  # its events take memory, and are no longer counted
             self.busy_since_s = 0.0
             if closing:
+                _in_use.pop(id(self.handler), None)
                 return
 
     def _deliver(self, call: _Call) -> None:

@@ -27,7 +27,7 @@ logger = logging.getLogger("tracekit")
 
 DEFAULT_ACTIONS: Final = frozenset({ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE})
 """Actions during which a marker records by default: all except SKIP."""
-
+_ALL_ACTIONS: Final = frozenset(ProfilerAction)
 
 # Number of markers at which the table warns. No program has that many places, so names are generated at run time.
 MANY_MARKERS: Final = 10_000
@@ -68,7 +68,7 @@ class MarkerTable:
         key = (
             _text(name),
             _texts(categories),
-            frozenset(actions),
+            _actions_of(actions),
             bool(record_instant_on_start),
             bool(record_instant_on_finish),
         )
@@ -113,6 +113,15 @@ def _texts(categories: object) -> tuple[str, ...]:
         with suppress(Exception):  # not iterable, or the iteration fails
             return tuple(map(_text, categories))  # type: ignore[call-overload]
     return (_text(categories),)
+
+
+def _actions_of(actions: Any) -> frozenset[ProfilerAction]:
+    """Return actions as a set; wrap a single one. Raise ConfigError for anything that is not an action."""
+    try:
+        chosen = frozenset([actions] if isinstance(actions, str) else actions)
+    except TypeError:
+        chosen = frozenset([ProfilerAction(actions)])
+    return chosen if chosen <= _ALL_ACTIONS else frozenset(map(ProfilerAction, chosen))
 
 
 class RunningProfiler(Protocol):
@@ -178,10 +187,10 @@ def marker(
     Args: as for `Profiler.marker`. Thread-safe.
     """
     found = _module_markers.get(
-        name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=_adopt_by_active
+        name, categories, actions, record_instant_on_start, record_instant_on_finish, adopt=adopt_by_active
     )
     if not found.attached:  # another thread may have started a profiler since
-        _adopt_by_active(found)
+        adopt_by_active(found)
     return found
 
 
@@ -215,7 +224,7 @@ def deactivate(profiler: RunningProfiler) -> None:
         if innermost:
             profiler.release(_shared_markers())
             for found in _shared_markers():
-                _adopt_by_active(found)
+                adopt_by_active(found)
     _notify()
 
 
@@ -229,12 +238,8 @@ def inherit(markers: MarkerTable) -> None:
     _inherited.append(markers)
 
 
-def adopt_in_child(found: Marker) -> None:
-    """In a forked child: make a new marker of the parent's profiler record into the child's active profiler."""
-    _adopt_by_active(found)
-
-
-def _adopt_by_active(found: Marker) -> None:
+def adopt_by_active(found: Marker) -> None:
+    """Make a marker record into the active profiler, if there is one."""
     while (innermost := running_profiler()) is not None:
         innermost.adopt(found)
         if running_profiler() is innermost:

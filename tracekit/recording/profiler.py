@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from tracekit import privacy
-from tracekit.arguments import resolve_path
+from tracekit.arguments import MAX_SECONDS, resolve_path
 from tracekit.clock import SYSTEM_CLOCK, Clock, Timeline
 from tracekit.distributed import ProcessInfo, detect_process
 from tracekit.errors import ConfigError, TimeError
@@ -28,7 +28,7 @@ from tracekit.recording.lifecycle import (
     DEFAULT_ACTIONS,
     MarkerTable,
     activate,
-    adopt_in_child,
+    adopt_by_active,
     deactivate,
     inherit,
     running_profiler,
@@ -72,50 +72,51 @@ class Profiler(ProfilerBase):
                     ...
                 profiler.step(samples=len(batch))
 
-    Wrong arguments raise `ConfigError` here or in `start`. After that nothing raises into the training loop: failures are
-    logged once and counted (``TRACEKIT_STRICT=1`` raises them), and nothing on the loop's path waits for storage, unless
-    ``on_full="block"`` asks for it. When the writer has been late for a whole ``flush_interval``, the next event waits for it
-    for 50 ms at most, and not for a handler that has blocked for long.
+    Wrong arguments raise `ConfigError` here or in `start`. After that, nothing raises into the training loop: failures are
+    logged once and counted (``TRACEKIT_STRICT=1`` raises them). Nothing on the path of the loop waits for storage, except
+    with ``on_full="block"``. If the writer is late by a whole ``flush_interval``, the next event waits for it, for 50 ms
+    at most, and not for a handler that has blocked for long.
 
-    Threads: markers may be used from any thread; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the
-    training thread. Fork: a forked child records nothing, except by `child_recording` (which `iterate` sees to for the
-    workers of a data loader), or by a profiler of its own. A Profiler cannot be pickled; a Marker can.
+    Threads: any thread may use markers; `start`, `step`, `next_epoch`, `next_iteration` and `stop` belong to the training
+    thread. Fork: a forked child records only with `child_recording` or with another profiler. `iterate` does this for the
+    workers of a data loader. A Profiler cannot be pickled; a Marker can.
 
     Args:
-        trace_handlers: Where the events go; one handler or several. What has a method ``__trace_handler__`` is asked for one.
-        schedule: When to record: `cyclic_schedule`, `on_demand`, or any function of the `Timestamp` at the start of a batch
-            that returns a `ProfilerAction`, or ``torch.profiler.schedule(...)``. None records always.
-        sources: What records beside the markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
-            `ClockSync`, or `Source` subclasses of your own.
+        trace_handlers: One trace handler or several. An object with a method ``__trace_handler__`` makes one. Running
+            profilers cannot share a handler.
+        schedule: Decides when to record: `cyclic_schedule`, `on_demand`, ``torch.profiler.schedule(...)``, or any function
+            of the `Timestamp` at the start of a batch that returns a `ProfilerAction`. None records always.
+        sources: Record without markers: `TorchProfiler`, `SystemProfiler`, `GPUProfiler`, `TorchMemoryProfiler`,
+            `ClockSync`, or your own `Source` subclasses.
         timestamp: The training time to start from, when a run is resumed from a checkpoint.
-        counts: Whose samples and tokens `step` is given, and so the `Timestamp` counts: ``"rank"`` are those of this rank
-            alone, ``"global"`` those of all ranks together. Written into the trace; changes no number.
-        record_batches: Whether every `step` records the batch as a slice, on a track of its own.
-        flush_interval: Seconds within which an event is given to the handlers; what a killed process can lose. The writer
-            looks several times in it, and when it is kept from doing so for that long, the recording threads do its work.
-        max_buffered_events: How many events may wait in memory, in the buffer and for all handlers together. The buffer and
-            each handler get an equal share, so that a handler that does not keep up takes nothing from the others.
-        max_buffered_bytes: How many bytes they may take. The size of an event is an estimate: 32 bytes (100 without the
-            compiled core), and for a counter that is not a single float 160 bytes and 64 for each of its series.
-        on_full: What happens to events beyond that: ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
-            ``"block"`` makes the recording threads wait. When the writer does not keep up, both drop the newest. Slices whose
-            start was delivered before are never dropped.
-        shutdown_timeout: Seconds that `stop` waits for the handlers at most.
-        sigterm_grace: Seconds that SIGTERM may be held back until the recording is written out; None leaves SIGTERM alone,
-            and what was recorded since the last flush is lost. After them the handler that was there before is called, or,
-            where there was none, the files are complete and the process ends by the signal. A window of torch.profiler that
-            is open then is not saved. Needs the profiler to be started on the main thread.
-        run_id: Name of the run, the same on every rank. This argument and the next five replace what the environment says; see
-            `tracekit.distributed.detect_process`.
-        rank: Number of this process among all of the run.
+        counts: Scope of the samples and tokens that `step` takes: ``"rank"`` for this rank alone, ``"global"`` for all
+            ranks together. It is written into the trace, and changes no number.
+        record_batches: Record every batch as a slice, on a separate track.
+        flush_interval: Maximum time in seconds until an event is passed to the handlers; a killed process can lose this
+            much. The writer takes events several times per interval. If it is late, recording threads wait for it.
+        max_buffered_events: Maximum number of events that wait in memory. The buffer and each handler get an equal share,
+            so that a handler that does not keep up does not use the share of another one.
+        max_buffered_bytes: Maximum memory of these events in bytes. The size of an event is an estimate: 32 bytes (100
+            without the compiled core), and for a counter that is not a single float 160 bytes and 64 for each series.
+        on_full: Policy for events beyond these limits. ``"drop_newest"`` and ``"drop_oldest"`` drop and count them,
+            ``"block"`` makes the recording threads wait. If the writer does not keep up, both drop the newest. A slice
+            with a delivered start is never dropped.
+        shutdown_timeout: Maximum time in seconds that `stop` waits for the handlers.
+        sigterm_grace: Maximum time in seconds to hold back SIGTERM until the recording is written. Then the previous
+            handler is called. Without a previous handler, the files are completed, and the signal ends the process. An
+            open window of torch.profiler is not saved. Start the profiler on the main thread. None does not handle
+            SIGTERM, which can then lose one flush interval.
+        run_id: Name of the run, the same on every rank. This argument and the next five replace the values from the
+            environment; see `tracekit.distributed.detect_process`.
+        rank: Number of this process in the run.
         local_rank: Number of this process on its host.
-        world_size: How many ranks there are.
+        world_size: Number of ranks.
         node: Number of the host.
-        attempt: How often the launcher has started this rank before.
-        process: Which process this is, all of it; for what knows better than any argument, such as `ChildRecording`.
-        private: Leave host names, user names and paths out of everything that is written: the host and its boot become hashes
-            that still tell which ranks share a clock, exceptions lose their text, torch.profiler its stacks. What you name
-            yourself (markers, files, ``run_id``) and log lines stay as they are. None asks ``TRACEKIT_PRIVATE``.
+        attempt: Number of earlier starts of this rank by the launcher.
+        process: The complete identity of this process, instead of the six arguments above. `ChildRecording` passes it.
+        private: Leave host names, user names and paths out of all files. The host and its boot become hashes, which still
+            show which ranks share a clock. Exceptions lose their text, and torch.profiler its stacks. Your own names
+            (markers, files, ``run_id``) and log lines do not change. None reads ``TRACEKIT_PRIVATE``.
         clock: The clocks to read; for tests.
 
     Raises:
@@ -176,7 +177,7 @@ class Profiler(ProfilerBase):
         self._schedule = CurrentSchedule(schedule)
         on_demand = self._schedule.on_demand
         if on_demand is not None:
-            # One of the handlers as well: so it hears of windows and of torch's traces.
+            # It is a handler, too, and learns of windows and of torch's traces.
             on_demand.attach(self._handlers, self._flush_handlers, warms_up=bool(self._sources.members))
             self._handlers.append(on_demand)
         if timestamp is not None:
@@ -196,6 +197,7 @@ class Profiler(ProfilerBase):
         self._writer: Writer | None = None
         self._timeline: Timeline | None = None
         self._has_stepped = self._may_be_plain = False
+        self._loops = 0  # number of running loops of `iterate`
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -277,30 +279,39 @@ class Profiler(ProfilerBase):
         self._batches.is_plain = False
         if self._shared_action is not None:
             self._shared_action.close()
-        if ended_by is None and self._has_empty_window():
-            self._batches.expect_no_start()  # no slice of a source begins the batch that did not come
-            # The schedule opened a window for a batch that did not come. Discard the window.
-            self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
-        self._sources.close()
+        with ExitStack() as steps:  # Ctrl-C may end one of them, such as the export of a window; the others follow
+            steps.callback(self._leave)
+            steps.callback(self._close_writer, self._writer, ended_by)
+            if ended_by is None and self._has_empty_window():
+                self._batches.expect_no_start()  # no slice of a source begins the batch that did not come
+                # The schedule opened a window for a batch that did not come. Discard the window.
+                self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
+            self._sources.close()
+        self._failures.raise_pending()
+
+    def _close_writer(self, writer: Writer, ended_by: BaseException | None) -> None:
         self._attached.pass_to(None)
         deadline_s = time.monotonic() + self._options.shutdown_timeout
-        self._writer.stopping(ended_by)
-        in_time = self._writer.close(deadline_s - time.monotonic())
+        writer.stopping(ended_by)
+        try:
+            in_time = writer.close(deadline_s - time.monotonic())
+        finally:
+            if self._schedule.on_demand is not None:
+                self._schedule.on_demand.ended(deadline_s - time.monotonic())
         if not in_time:
             logger.warning(
                 "tracekit: the trace handlers did not finish within %g s and are left behind; what they had not "
                 "written is lost (shutdown_timeout= gives them longer)",
                 self._options.shutdown_timeout,
             )
-        if self._schedule.on_demand is not None:
-            self._schedule.on_demand.ended(deadline_s - time.monotonic())
+        else:
+            report_end(self.process, self._handlers, self.stats)
+
+    def _leave(self) -> None:
         deactivate(self)
         self._attached.detach()
         if self._termination is not None:
             self._termination.remove()
-        if in_time and self._process is not None:
-            report_end(self._process, self._handlers, self.stats)
-        self._failures.raise_pending()
 
     def _end_at_signal(self, timeout_s: float) -> None:
         """Deliver all events and complete the files, on another thread than the training thread.
@@ -325,7 +336,7 @@ class Profiler(ProfilerBase):
         """
         if self._writer is None or self._state != "started":
             return False
-        done = self._writer.flush(timeout)
+        done = self._writer.flush(min(timeout, MAX_SECONDS))
         self._failures.raise_pending()
         return done
 
@@ -397,6 +408,8 @@ class Profiler(ProfilerBase):
         A schedule of tracekit also counts from there. The running batch begins now, because the time before was not
         training. An open recording window stays open.
         """
+        if not isinstance(timestamp, Timestamp):
+            raise ConfigError(f"resume_at: timestamp must be a Timestamp, not {timestamp!r}")
         self._schedule.resume_at(timestamp)
         if self._state != "started":
             self._batches.timestamp = timestamp
@@ -509,19 +522,15 @@ class Profiler(ProfilerBase):
         """Yield from an iterable, and record a slice for each wait for a value. The first includes making the iterator.
 
         If the iterable has a length, a schedule that counts per epoch uses it as the length of the epoch, and saves its
-        window with the last batch.
+        window with the last batch. A loop inside of another one, such as an evaluation, does not count.
 
         Also records a torch DataLoader: a slice "fetch" for each batch, and in it a slice "collate". Each worker
         records into a separate trace; see `worker_init_fn`. Without workers, these slices are inside the wait slices.
         The loader is left unchanged. Loaders of accelerate work too.
         """
-        with suppress(TypeError):
-            length = len(iterable)  # type: ignore[arg-type]
-            if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
-                self._change_to(self._decide())
         marker = self.marker(name, categories)
         iterator: Iterator[T] | None = None
-        with ExitStack() as starting:
+        with self._loop(iterable), ExitStack() as starting:
             while True:
                 held = self._batches.expect_no_start(
                     own=True
@@ -546,6 +555,21 @@ class Profiler(ProfilerBase):
                 if begun:
                     self._batches.post_start(begun, now_ns)
                 yield value
+
+    @contextmanager
+    def _loop(self, iterable: object) -> Iterator[None]:
+        """Learn the length of an epoch from a loop, unless it is inside of another one, like an evaluation."""
+        length = 0
+        if not self._loops:
+            with suppress(Exception):  # no length, or a `__len__` that raises; a plain loop would not call it
+                length = len(iterable)  # type: ignore[arg-type]
+        if self._schedule.learn_epoch_length(length, self.timestamp) and self._state == "started":
+            self._change_to(self._decide())
+        self._loops += 1
+        try:
+            yield
+        finally:
+            self._loops -= 1
 
     def _next(self, transition: str) -> int | None:
         now_ns = self._clock.monotonic_ns()
@@ -631,12 +655,12 @@ class Profiler(ProfilerBase):
     def adopt(self, marker: Marker) -> None:
         """Attach a marker to this profiler."""
         if self._state == "forked":
-            adopt_in_child(marker)
+            adopt_by_active(marker)
             return
         self._attached.add(marker)
 
     def release(self, markers: Iterable[Marker], *, flush: bool = True) -> None:
-        """Detach markers, so that another profiler can adopt them. Deliver their events first, unless told not to."""
+        """Detach markers, so that another profiler can adopt them. Deliver their events first if ``flush`` is true."""
         if flush and self._writer is not None and self._state == "started":
             self._writer.flush(self._options.shutdown_timeout)
         self._attached.let_go(markers)
@@ -669,7 +693,12 @@ class Profiler(ProfilerBase):
         if self._state not in ("started", "forked") or self._process is None:
             return None
         options = self._options
-        factories = [handler.for_children() for handler in self._handlers]
+        factories = []
+        for handler in self._handlers:
+            try:
+                factories.append(handler.for_children())
+            except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
+                self._failures.report(f"{type(handler).__name__}.for_children", error)
         return ChildPlan(
             make_profiler=Profiler,
             process=self._process,
@@ -718,7 +747,7 @@ class Profiler(ProfilerBase):
         """Forget the parent's recording in a forked child."""
         if self._state == "started":
             self._state = "forked"
-            self._batches.is_plain = False
+            self._batches.abandon_in_child()
             self._attached.abandon_in_child()
             inherit(self._markers)
             if self._writer is not None:

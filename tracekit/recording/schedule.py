@@ -151,15 +151,10 @@ class StepSchedule:
     function: Callable[[int], Any]
     first_batch: int = 0
     per: ClassVar[Literal["run"]] = "run"
-    epoch_length: ClassVar[None] = None
 
     def __call__(self, timestamp: Timestamp) -> ProfilerAction:
         """Return the action of the batch that begins at ``timestamp``."""
         return action_of(self.function(int(timestamp.batch) - self.first_batch))
-
-    def with_epoch_length(self, _batches: int | None) -> StepSchedule:
-        """Return the same schedule, because it does not count per epoch."""
-        return self
 
     def resumed_at(self, timestamp: Timestamp) -> StepSchedule:
         """Return the same schedule, counted from the resumption of a run."""
@@ -307,7 +302,7 @@ class CurrentSchedule:
         """Take the length of an epoch; return True if that may change the action of the batch."""
         counting = self._counting
         if (
-            counting is None
+            not isinstance(counting, CyclicSchedule)
             or counting.per != "epoch"
             or not counting.epoch_length != batches > 0
             # Only before the first batch of an epoch: an evaluation in the middle has a loader of another length.

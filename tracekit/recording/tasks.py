@@ -24,33 +24,32 @@ class TaskTracks:
     def __init__(self, buffer: RecordBuffer) -> None:
         self._buffer = buffer
         self._of_task: dict[Any, int] = {}
-        self._free: dict[int, list[int]] = {}
+        self._free: dict[int, list[int]] = {}  # by the track of the thread
         self._lane_count: dict[int, int] = {}
 
     def track(self) -> int:
         """Return the track of the running task, or of the thread if no task runs."""
-        ident = threading.get_ident()
         task = current_task()
         if task is None:
             return self._buffer.thread_track()
         track = self._of_task.get(task)
         if track is None:
-            free = self._free.setdefault(ident, [])
+            thread = self._buffer.thread_track()  # not the ident, which a later thread may get
+            free = self._free.setdefault(thread, [])
             if free:
                 free.sort(reverse=True)
                 track = free.pop()
             else:
-                number = self._lane_count[ident] = self._lane_count.get(ident, 0) + 1
-                thread = self._buffer.tracks[self._buffer.thread_track()].name
-                track = self._buffer.new_track(f"{thread} · task {number}")
+                number = self._lane_count[thread] = self._lane_count.get(thread, 0) + 1
+                track = self._buffer.new_track(f"{self._buffer.tracks[thread].name} · task {number}")
             self._of_task[task] = track
-            task.add_done_callback(functools.partial(self._leave, ident))
+            task.add_done_callback(functools.partial(self._leave, thread))
         return track
 
-    def _leave(self, ident: int, task: Any) -> None:
+    def _leave(self, thread: int, task: Any) -> None:
         track = self._of_task.pop(task, None)
         if track is not None:
-            self._free[ident].append(track)
+            self._free[thread].append(track)
 
 
 def current_task() -> Any:

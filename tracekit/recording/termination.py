@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tracekit.errors import ConfigError
+from tracekit.handlers.signal_pipe import SignalPipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Minimum time that the main thread gets to handle the signal. After the timeout it counts as stuck.
 _HANDOVER_S: Final = 0.5
+_END: Final = 0  # the number in the pipe that ends the thread; no signal has it
 
 
 class Termination:
@@ -29,10 +31,9 @@ class Termination:
     again. This time the handler passes it on to the previous handler. Without a previous handler, the signal ends the
     process, so that the exit status is that of SIGTERM.
 
-    A main thread that is blocked in C code (a collective that hangs) runs no Python handler. The interpreter's C
-    handler still writes to the wakeup descriptor of Python, so the thread receives the signal, unless another library
-    uses the descriptor (asyncio; a flight recorder's signal). The thread then ends the process itself: SIGTERM must
-    still end a process that it would end without tracekit.
+    A main thread that is blocked in C code (a collective that hangs) runs no Python handler. The `SignalPipe` still
+    receives the signal, unless another library has the wakeup descriptor. The thread then ends the process itself:
+    SIGTERM must still end a process that it would end without tracekit.
 
     A previous handler runs after the events are on the disk (``flush``), and the recording goes on: such handlers
     often only set a flag, and training ends some steps later. Without a previous handler, the files are completed
@@ -64,20 +65,12 @@ class Termination:
         self._handler = self._on_signal  # one object, for comparison by identity
         self._written = False  # True if the recording is written and the next signal is passed on
         self._thread: threading.Thread | None = None
-        self._pipe = -1, -1
-        self._has_wakeup = False
         self._let_through = threading.Event()
 
     def install(self) -> None:
         """Install the signal handler, and start the thread. Call on the main thread."""
         self._pid = os.getpid()
-        self._pipe = os.pipe()
-        for end in self._pipe:
-            os.set_blocking(end, False)
-        taken = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        self._has_wakeup = taken == -1
-        if not self._has_wakeup:  # another library uses the descriptor
-            signal.set_wakeup_fd(taken)
+        self._pipe = SignalPipe()
         self._thread = threading.Thread(target=self._wait, name="tracekit-sigterm", daemon=True)
         self._thread.start()
         self._previous = signal.signal(signal.SIGTERM, self._handler)
@@ -90,10 +83,10 @@ class Termination:
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) is self._handler:
                 signal.signal(signal.SIGTERM, self._previous)
-            self._release_wakeup()
+            self._pipe.release()
         thread, self._thread = self._thread, None
         if thread is not None:
-            os.write(self._pipe[1], b"\0")
+            self._pipe.write(_END)
             thread.join(self._grace_s)
 
     def leave_in_child(self) -> None:
@@ -103,29 +96,19 @@ class Termination:
         self._pid, self._thread = -1, None
         if signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, self._previous)
-        self._release_wakeup()
-        for end in self._pipe:
-            os.close(end)
-
-    def _release_wakeup(self) -> None:
-        if not self._has_wakeup:
-            return
-        self._has_wakeup = False
-        current = signal.set_wakeup_fd(-1)
-        if current != self._pipe[1]:
-            signal.set_wakeup_fd(current)  # another library has set it since
+        self._pipe.release()
+        self._pipe.close()
 
     # ---- on the main thread -------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._pid == os.getpid() and not self._written:
             # Write even if the C handler should have: another library may have taken the wakeup descriptor since.
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._pipe[1], bytes([number]))
+            self._pipe.write(number)
             return
         if self._pid == os.getpid():
             # This signal has written up to three bytes. Discard them, so that further bytes mean another signal.
-            self._drain()
+            self._pipe.read()
         self._let_through.set()
         if callable(self._previous):
             self._written = False
@@ -138,26 +121,19 @@ class Termination:
 
     def _wait(self) -> None:
         written = select.poll()
-        written.register(self._pipe[0], select.POLLIN)
+        written.register(self._pipe, select.POLLIN)
         try:
             while True:
                 written.poll()
-                woken_by = self._drain()
-                if 0 in woken_by:
+                woken_by = self._pipe.read()
+                if _END in woken_by:
                     return
-                # Every signal that Python handles writes its number.
-                if signal.SIGTERM in woken_by and self._serve(time.monotonic() + self._grace_s) and 0 in self._drain():
-                    return
+                if signal.SIGTERM in woken_by:
+                    is_over = self._serve(time.monotonic() + self._grace_s)
+                    if is_over and _END in self._pipe.read():
+                        return
         finally:
-            for end in self._pipe:
-                os.close(end)
-
-    def _drain(self) -> bytes:
-        """Read and return the bytes in the pipe."""
-        try:
-            return os.read(self._pipe[0], 4096)
-        except BlockingIOError:
-            return b""
+            self._pipe.close()
 
     def _serve(self, until_s: float) -> bool:
         """Write the recording, and pass the signal on. Return True if the pipe may have more bytes from this signal."""

@@ -103,7 +103,7 @@ class Writer:
         self._interval_s = interval_s
         self._interval_ns = int(interval_s * 1e9)
         queues = 1 + sum(not handler.inline for handler in handlers)
-        limit_events, limit_bytes = max(1, limit_events // queues), max(1, limit_bytes // queues)
+        limit_events, limit_bytes = (min(NEVER_NS, max(1, limit // queues)) for limit in (limit_events, limit_bytes))
         self._backlog = min(_BACKLOG, limit_events)
         options = {"limit_events": limit_events, "limit_bytes": limit_bytes, "loop_track": batches.track}
         self._handler_threads = [
@@ -135,6 +135,8 @@ class Writer:
     def open(self, recording: Recording) -> None:
         """Open the handlers, each on its thread, and set their hooks. If one fails, close them and raise its error."""
         opened: list[HandlerThread] = []
+        for thread in self._handler_threads:
+            thread.check()
         try:
             for thread in self._handler_threads:
                 opened.append(thread)
@@ -142,7 +144,7 @@ class Writer:
                 for hook in thread.handler.hooks:
                     hook.install()
         except BaseException:
-            for thread in opened:
+            for thread in reversed(opened):
                 self._remove_hooks(thread)
                 thread.discard()
             deadline_s = time.monotonic() + _DISCARD_S
@@ -151,7 +153,7 @@ class Writer:
             raise
 
     def _remove_hooks(self, thread: HandlerThread) -> None:
-        for hook in thread.handler.hooks:
+        for hook in reversed([*thread.handler.hooks]):
             try:
                 hook.remove()
             except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
@@ -219,7 +221,7 @@ class Writer:
 
     def stopping(self, error: BaseException | None) -> None:
         """Remove the handlers' hooks, and queue their ``stopping``. Called on the thread that stops the profiler."""
-        for thread in self._handler_threads:
+        for thread in reversed(self._handler_threads):  # a hook puts back what it found
             self._remove_hooks(thread)
             thread.post("stopping", error)
 
@@ -316,7 +318,10 @@ class Writer:
         """Return the number of events that are left behind at the end and that the writer has not counted."""
         if not (self._ended or any(thread.is_given_up for thread in self._handler_threads)):
             return 0
-        behind = (len(self._buffer.records) + len(self._carry)) // WIDTH
+        behind = 0
+        for records in (self._buffer.records, self._carry):
+            (ends,) = count_kinds(records, END)  # an async slice counts when it begins
+            behind += len(records) // WIDTH - ends
         return behind if self._is_counted else behind + self._in_hand
 
     # ---- on the writer thread -----------------------------------------------------------------------------------------

@@ -198,18 +198,6 @@ def test_files_of_an_earlier_larger_run_do_not_count(run: Run) -> None:
     assert sorted(run.coordinator.ranks) == [0, 1]
 
 
-def test_only_the_chosen_ranks_are_waited_for(tmp_path: Path) -> None:
-    run = Run(tmp_path / "control", Request(id="x", ranks=(1,), together=True))
-    run.say(status(0, batch=100), status(1, batch=100))
-    run.coordinator.begin()
-    run.say(status(1, state=CaptureState.ACKNOWLEDGED))
-    run.look()
-    run.say(status(1, state=CaptureState.DONE))
-    run.look()
-    assert run.coordinator.finished
-    assert list(run.coordinator.ranks) == [1]
-
-
 def test_a_stop_waits_for_what_runs_if_anything_does(tmp_path: Path) -> None:
     run = Run(tmp_path / "control", Request(id="stop", stop=True))
     run.say(status(0, state=CaptureState.RECORDING, request="a"), status(1, state=CaptureState.DONE, request="b"))
@@ -241,6 +229,41 @@ def test_a_capture_that_is_taken_back_does_not_wait_for_those_who_never_answered
     run.look()
     assert run.coordinator.finished
     assert run.lost == {1: "it has not answered"}
+
+
+@pytest.mark.parametrize("end", [{"state": CaptureState.DONE}, {"refused": ("x", "busy")}], ids=["done", "refused"])
+def test_a_rank_that_serves_another_request_later_keeps_its_result(run: Run, end: dict[str, Any]) -> None:
+    run.coordinator.begin()
+    run.say(status(0, **end), status(1, state=CaptureState.RECORDING))
+    run.look()
+    result = run.coordinator.ranks[0].state
+    run.say(status(0, state=CaptureState.RECORDING, request="other", refused=("another", "busy")))
+    run.look()
+    assert (run.coordinator.ranks[0].state, run.lost, run.coordinator.finished) == (result, {}, False)
+    run.say(status(1, state=CaptureState.DONE))
+    run.look()
+    assert run.coordinator.finished
+
+
+def test_a_request_that_another_one_replaces_is_lost_and_does_not_stop_that_one(run: Run) -> None:
+    run.coordinator.begin()
+    run.say(status(0, state=CaptureState.ACKNOWLEDGED))
+    run.look()
+    other = Request(id="other", steps=5)
+    run.folder.write(other)
+    run.say(*(status(rank, state=CaptureState.WAITING, request="other") for rank in (0, 1)))
+    assert run.look() == other
+    assert run.lost == {0: "another request has replaced this one"}
+    run.look(31)
+    assert (run.coordinator.finished, run.lost[1]) == (True, "it has not answered for 30 s")
+    run.coordinator.stop()
+    assert run.folder.holds(other)
+    run.say(status(0, state=CaptureState.RECORDING))
+    run.look()
+    run.coordinator.stop()
+    stop = run.look()
+    assert stop is not None
+    assert (stop.stop, stop.ranks) == (True, (0,)), "the capture of this request"
 
 
 def test_a_rank_that_waits_for_the_time_is_not_given_up(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tracekit.capture.control_folder import (
     RankStatus,
     Request,
 )
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,16 +176,6 @@ def test_a_damaged_status_is_passed_over(folder: ControlFolder, damage: bytes) -
     (folder.path / "ranks" / "rank00000.json").write_bytes(damage)
     os.mkfifo(folder.path / "ranks" / "rank00001.json")
     assert folder.statuses() == {3: STATUS}
-
-
-def test_nothing_half_written_is_left(folder: ControlFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match="No space"):
-        folder.write(Request(id="a"))
-    assert [path.name for path in folder.path.iterdir()] == ["ranks"]
 
 
 @pytest.mark.parametrize(

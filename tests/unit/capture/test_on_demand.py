@@ -123,6 +123,19 @@ def test_a_capture_from_inside(job: Job) -> None:
     assert job.step(2) == ["active", "skip"]
 
 
+def test_no_capture_begins_while_the_run_ends() -> None:
+    class Late(MemoryTraceHandler):
+        def close(self) -> None:
+            wait_for(lambda: schedule._is_stopping, "the end of the run is known")
+            accepted.append(schedule.capture())
+
+    accepted: list[bool] = []
+    schedule = on_demand(None)
+    with Profiler(Late(), schedule):
+        pass
+    assert (accepted, schedule.capturing) == ([False], False)
+
+
 def test_wrong_arguments_are_named(job: Job, tmp_path: Path) -> None:
     for wrong in ({"steps": -1}, {"steps": True}, {"seconds": 0}, {"seconds": float("nan")}, {"warmup": 1.5}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
@@ -144,27 +157,6 @@ def test_a_folder_that_cannot_be_made_stops_the_profiler_from_starting(tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="control folder"):
         Profiler(schedule=on_demand(tmp_path / "file" / "control")).start()
-
-
-def test_only_the_chosen_ranks_answer(tmp_path: Path) -> None:
-    with Job(tmp_path, rank=1, world_size=4) as job:
-        job.ask(ranks=(0, 2), steps=1)
-        assert job.status.capture is None
-        job.ask(ranks=(1,), steps=1)
-        assert job.capture.state == CaptureState.WAITING
-
-
-def test_a_common_start_is_waited_for(job: Job) -> None:
-    asked = Request(id="together", steps=2, together=True)
-    job.control.write(asked)
-    job.look()
-    assert job.step(3) == ["skip"] * 3
-    assert job.capture.state == CaptureState.ACKNOWLEDGED
-    job.control.write(Request(id="together", steps=2, together=True, start_batch=6))
-    job.look()
-    assert job.capture.state == CaptureState.WAITING
-    assert job.step(6) == ["skip", "skip", "skip", "active", "active_and_save", "skip"]
-    assert (job.capture.first_batch, job.capture.late_batches) == (6, 0)
 
 
 def test_a_start_that_nobody_tells_is_given_up(tmp_path: Path) -> None:
@@ -281,6 +273,14 @@ def test_a_base_schedule_learns_the_length_of_an_epoch() -> None:
             profiler.step()
         assert profiler.schedule is schedule
     assert actions == ["active", "active", "active_and_save"]
+
+
+def test_a_base_schedule_may_return_actions_of_torch_profiler(tmp_path: Path) -> None:
+    torch_profiler = pytest.importorskip("torch.profiler")
+    with Job(tmp_path, base=lambda _: torch_profiler.ProfilerAction.RECORD) as job:
+        job.step(2)
+        assert job.profiler.capture(steps=1)
+        assert job.step(3) == ["active", "active_and_save", "active_and_save"]
 
 
 def test_a_base_schedule_counts_from_where_a_run_was_resumed() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tracekit.capture.control_folder import CaptureState, Request
-from tracekit.capture.state_machine import BEFORE, RankCapture
+from tracekit.capture.state_machine import RankCapture
 from tracekit.recording.schedule import ProfilerAction
 
 LETTERS = dict(zip(ProfilerAction, "-was", strict=True))
@@ -32,29 +32,6 @@ class Played:
     @property
     def state(self) -> str:
         return self.window.status.state
-
-
-def states_to(state: CaptureState) -> list[CaptureState]:
-    """Return the states from the first one to a state."""
-    before = BEFORE[state]
-    return [*states_to(before[0]), state] if before else [state]
-
-
-@pytest.mark.parametrize("after", CaptureState)
-@pytest.mark.parametrize("state", CaptureState)
-def test_a_capture_moves_as_the_table_says_or_not_at_all(state: CaptureState, after: CaptureState) -> None:
-    capture = Played(together=True).window
-    for each in states_to(state)[1:]:
-        assert capture._move(each)
-    assert capture.status.state is state, "every state can be reached"
-    known = state in BEFORE[after]
-    assert capture._move(after, note="why") is known
-    assert (capture.status.state, capture.status.note) == ((after, "why") if known else (state, None))
-
-
-@pytest.mark.parametrize("state", CaptureState)
-def test_a_capture_is_in_force_until_it_cannot_move(state: CaptureState) -> None:
-    assert state.in_force is any(state in before for before in BEFORE.values())
 
 
 def test_a_stop_and_the_first_batch_at_the_same_moment_leave_one_of_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import JSONTraceHandler, Profiler, cyclic_schedule
+from tracekit import JSONTraceHandler, Profiler
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
 from tracekit.handlers import merge_process
@@ -135,21 +135,6 @@ def test_the_command_names_the_run_where_the_names_do_not(tmp_path: Path, monkey
     ):
         pass
     assert commands[0][0].arguments[2:4] == ["--run", "A B"]
-
-
-def test_each_window_is_a_command_of_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands = started(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    handler = JSONTraceHandler("w{batch}.json", merged_filename="m{batch}.json", merge_every_window=True)
-    with Profiler(handler, cyclic_schedule(warmup=0, wait=1, active=2, repeat=0), run_id="RUN") as profiler:
-        for _ in range(5):
-            profiler.step()
-    assert [command.arguments[-4:] for command, _ in commands] == [
-        ["-o", f"{tmp_path}/m{batch}.json", f"{tmp_path}/w{batch}.json", f"{tmp_path}/w{batch}-*.json"]
-        for batch in (1, 4)
-    ]
-    assert all("--window" in command.arguments for command, _ in commands)
-    assert handler.merged_path is None
 
 
 def test_globs_match_no_other_window_and_no_folder() -> None:

@@ -163,28 +163,6 @@ def test_a_slice_that_is_open_when_a_window_ends_is_closed_in_its_file_and_goes_
         ]  # fmt: skip
 
 
-def test_a_gz_name_is_written_plain_and_compressed_at_the_end(tmp_path: Path) -> None:
-    handler = JSONTraceHandler(tmp_path / "t.json.gz")
-    with Profiler(handler, rank=0):
-        assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
-    assert [path.name for path in tmp_path.iterdir()] == ["t.json.gz"]
-    assert stat.S_IMODE((tmp_path / "t.json.gz").stat().st_mode) == 0o600
-    assert events(tmp_path / "t.json.gz")[0]["name"] == "tracekit_metadata"
-
-
-def test_a_remote_name_is_uploaded_in_segments_when_the_recording_ends() -> None:
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    handler, _ = record("memory://bucket/{run_id}/rank{rank}.json.gz")
-    assert handler.paths == ["memory://bucket/run/rank0-part0000.json.gz"]
-    assert handler.kept == []
-    with memory.open("/bucket/run/rank0-part0000.json.gz") as file:
-        loaded = json.loads(gzip.decompress(file.read()))
-    assert loaded[0]["args"]["rank"] == 0
-    memory.rm("/bucket", recursive=True)
-
-
 @pytest.mark.parametrize("name", ["trace.txt", "trace", "trace.gz", "", "x{nope}.json", "x{rank.json", "x{}.json"])
 def test_a_name_that_is_wrong_is_refused_at_once(name: str) -> None:
     with pytest.raises(ConfigError, match=r"file name|must be a text"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.processes import wait_until
+from tests.unit.handlers.test_json_trace_handler import events
 from tracekit import (
     ConfigError,
     EventBatch,
@@ -45,12 +44,6 @@ def record(
                     clock.advance(1_000_000)
                     profiler.step()
             profiler.next_epoch()
-
-
-def events(path: str) -> list[dict[str, Any]]:
-    data = Path(path).read_bytes()
-    loaded: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.endswith(".gz") else data)
-    return loaded
 
 
 def names(handler: JSONTraceHandler) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +21,13 @@ class Calls(TraceHandler):
 
     def __init__(self) -> None:
         self.found: list[Any] = []
+        for method in ("epoch_start", "epoch_end", "batch_start", "batch_end"):
+            setattr(self, method, partial(self._note, method))
 
-    def epoch_start(self, timestamp: Timestamp) -> None:
-        self.found.append(("epoch_start", counters(timestamp)))
+    def _note(self, method: str, timestamp: Timestamp) -> None:
+        self.found.append((method, counters(timestamp)))
 
-    def epoch_end(self, timestamp: Timestamp) -> None:
-        self.found.append(("epoch_end", counters(timestamp)))
-
-    def batch_start(self, timestamp: Timestamp) -> None:
-        self.found.append(("batch_start", counters(timestamp)))
-
-    def batch_end(self, timestamp: Timestamp) -> None:
-        self.found.append(("batch_end", counters(timestamp)))
-
-    def process_duration_event(
-        self, name: str, categories: Any, is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
-    ) -> None:
+    def process_duration_event(self, name: str, categories: Any, is_start: bool, timestamp: Timestamp, _: int) -> None:
         self.found.append((name, is_start, counters(timestamp)))
 
 

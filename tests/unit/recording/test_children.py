@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import ConfigError, JSONTraceHandler, MemoryTraceHandler, Profiler, ProfilerAction, Timestamp, marker
+from tracekit import (
+    ConfigError,
+    JSONTraceHandler,
+    MemoryTraceHandler,
+    Profiler,
+    ProfilerAction,
+    Timestamp,
+    TraceHandler,
+    marker,
+)
+from tracekit.recording import lifecycle
 from tracekit.recording.children import ChildPlan, ChildRecording, SharedAction
 from tracekit.recording.loaders import WorkerRecording, recording_loader
 
@@ -211,9 +221,46 @@ def test_the_schedule_is_seen_through_a_pickle_and_ends_with_the_parent() -> Non
     shared.set(ProfilerAction.ACTIVE)
     assert view.changed()
     assert view(Timestamp()) is ProfilerAction.ACTIVE
+    descriptor = shared._descriptor
     shared.close()
     assert view(Timestamp()) is ProfilerAction.SKIP
     assert late(Timestamp()) is ProfilerAction.SKIP
+    following = SharedAction(ProfilerAction.ACTIVE)
+    assert following._descriptor == descriptor
+    assert late(Timestamp()) is ProfilerAction.SKIP, "it reads the action of no other recording"
+    following.close()
+
+
+def test_the_schedule_of_the_parent_changes_no_other_profiler_of_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Timestamp] = []
+
+    def schedule(timestamp: Timestamp) -> ProfilerAction:
+        asked.append(timestamp)
+        return ProfilerAction.ACTIVE
+
+    with profiler(JSONTraceHandler(tmp_path / "t.json"), schedule=lambda _: ProfilerAction.ACTIVE) as parent:
+        monkeypatch.setattr(lifecycle, "_active", [])  # as in a child
+        with parent.child_recording("child") as recording, profiler(MemoryTraceHandler(), schedule=schedule):
+            child = recording.start()
+            assert child is not None
+            assert parent._shared_action is not None
+            parent._shared_action.set(ProfilerAction.SKIP)
+            assert child.flush()
+            assert child.action is ProfilerAction.SKIP
+        monkeypatch.undo()
+    assert len(asked) == 1, "at its start"
+
+
+def test_a_handler_that_fails_to_say_what_children_use_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(TraceHandler):
+        def for_children(self) -> Any:
+            raise OSError("no")
+
+    with profiler(Fails()) as one:
+        assert plan_of(one).handlers == ()
+    assert one.stats.failures == {"Fails.for_children": 1}
 
 
 def test_the_children_of_a_private_recording_are_private_in_the_same_way(tmp_path: Path) -> None:

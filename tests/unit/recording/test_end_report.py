@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +137,13 @@ def test_the_next_command_has_the_traces_of_torch_as_well(capsys: pytest.Capture
     with Profiler(JSONTraceHandler("traces/{run_id}/rank{rank}.json"), run_id="RUN") as profiler:
         profiler.record_chrome_json_trace_file("traces/RUN/torch-rank0.json")
     assert capsys.readouterr().err.endswith(" Next: tracekit merge -o merged.json.gz traces/RUN/\n")
+
+
+def test_a_standard_error_without_an_encoding_gets_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append, flush=list))
+    record()
+    assert written[0].startswith("tracekit: wrote ")
 
 
 class Broken:

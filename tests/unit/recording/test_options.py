@@ -32,6 +32,7 @@ def test_profiler_and_its_options_have_the_same_names_and_defaults() -> None:
         ({"counts": "all"}, "counts must be one of 'rank', 'global', not 'all'"),
         ({"counts": ["rank"]}, "counts must be one of 'rank', 'global', not .*"),
         ({"flush_interval": 0}, "flush_interval must be a number of seconds above 0, not 0"),
+        ({"shutdown_timeout": 1e10}, "shutdown_timeout must be at most 1,000,000,000 seconds .*, not 10000000000.0"),
         ({"shutdown_timeout": "1"}, "shutdown_timeout must be a number of seconds above 0, not '1'"),
         ({"sigterm_grace": -1}, "sigterm_grace must be a number of seconds above 0, not -1"),
         ({"max_buffered_events": 0}, "max_buffered_events must be a whole number from 1 on, not 0"),
@@ -43,6 +44,12 @@ def test_profiler_and_its_options_have_the_same_names_and_defaults() -> None:
 def test_a_wrong_option_is_refused_by_name(kind: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
         kind(**options)
+
+
+def test_limits_beyond_64_bits_are_no_limits() -> None:
+    with Profiler(max_buffered_events=1 << 70, max_buffered_bytes=1 << 70) as profiler:
+        profiler.marker("a").instant()
+    assert (profiler.stats.instants, profiler.stats.dropped) == (1, {})
 
 
 def test_options_are_frozen_and_hold_tuples() -> None:

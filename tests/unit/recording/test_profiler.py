@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,12 +31,11 @@ from tracekit import (
 from tracekit.events import INSTANT, WIDTH, EventBatch, Instant, Label, SliceEnd, Timestamps, Track
 from tracekit.recording.batches import Batches
 from tracekit.recording.event_order import EventOrder
-from tracekit.recording.failures import Failures
-from tracekit.recording.handler_thread import BEYOND_EVENTS, HandlerThread
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from tracekit.recording.source import Recorder
 
@@ -469,6 +472,119 @@ def test_a_schedule_of_the_timestamp_may_return_actions_of_torch_profiler() -> N
     assert actions == [W, V, S]
 
 
+def test_an_evaluation_in_the_first_batch_does_not_change_the_length_of_the_epoch() -> None:
+    schedule = cyclic_schedule(warmup=0, active=1, repeat=0)
+    actions: list[ProfilerAction] = []
+    with profiler(schedule=schedule) as one:
+        for _ in range(2):
+            for _ in one.iterate(range(4)):
+                assert list(one.iterate(range(2), "evaluation")) == [0, 1]
+                actions.append(one.action)
+                one.step()
+            one.next_epoch()
+    assert actions == [V] * 8
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, TypeError])
+def test_iterate_survives_a_length_that_raises(error: type[Exception]) -> None:
+    class Loader(list[int]):
+        def __len__(self) -> int:
+            raise error
+
+    with profiler() as one:
+        assert list(one.iterate(Loader([1, 2]))) == [1, 2]
+
+
+@pytest.mark.parametrize("waits", ["source", "handler"])
+def test_ctrl_c_during_stop_leaves_the_other_steps_to_be_done(waits: str) -> None:
+    class Interrupted(RecordingSource):
+        def close(self) -> None:
+            raise KeyboardInterrupt
+
+    class Waits(TraceHandler):
+        def close(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)  # the system interrupts the main thread
+            release.wait(60)
+
+    release, memory = threading.Event(), MemoryTraceHandler()
+    others = [Waits()] if waits == "handler" else []
+    sources = [Interrupted()] if waits == "source" else []
+    one = profiler(
+        memory, *others, schedule=tracekit.on_demand(None, base=lambda _: A), sources=sources, sigterm_grace=1
+    )
+    one.start()
+    one.marker("a").instant()
+    with pytest.raises(KeyboardInterrupt):
+        one.stop()
+    release.set()
+    assert active_profiler() is None
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert wait_for(lambda: "tracekit-capture" not in [thread.name for thread in threading.enumerate()])
+    assert wait_for(lambda: memory.stats is not None)
+    assert len(memory.instants) == 1
+
+
+def test_a_stop_on_another_thread_lets_no_signal_be_written_into_a_file(tmp_path: Path) -> None:
+    previous = signal.signal(signal.SIGUSR1, lambda *_: None)
+    one = profiler(sigterm_grace=5)
+    one.start()
+    assert one._termination is not None
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(one.stop).result()
+    with ExitStack() as files:
+        for number in range(8):  # of which one would get the number of the closed descriptor
+            files.enter_context((tmp_path / str(number)).open("wb"))
+        signal.raise_signal(signal.SIGUSR1)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b""] * 8
+    one._termination._pipe.release()
+    one._termination._pipe.close()
+    for number, handler in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, previous)):
+        signal.signal(number, handler)
+
+
+def test_two_running_profilers_cannot_share_a_handler_and_later_ones_can() -> None:
+    memory = MemoryTraceHandler()
+    with profiler(memory) as one:
+        with pytest.raises(ConfigError, match="MemoryTraceHandler is in use by another Profiler"):
+            profiler(memory).start()
+        one.marker("a").instant()
+    with profiler(memory) as two:
+        two.marker("b").instant()
+    assert [event.label.name for event in memory.instants] == ["a", "b"]
+
+
+def test_resume_at_refuses_anything_but_a_timestamp() -> None:
+    with profiler() as one, pytest.raises(ConfigError, match="resume_at: timestamp must be a Timestamp, not 5"):
+        one.resume_at(5)  # type: ignore[arg-type]
+
+
+def test_flush_may_wait_for_ever() -> None:
+    with profiler(MemoryTraceHandler()) as one:
+        assert one.flush(float("inf"))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_was_forked_while_the_writer_began_a_batch_can_iterate() -> None:
+    with profiler() as one:
+        held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with one._batches.posting():
+                held.set()
+                release.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(60)
+        child = os.fork()
+        if not child:  # pragma: no cover - in the child
+            signal.alarm(60)  # a hang guard
+            os._exit(list(one.iterate([1, 2])) != [1, 2])
+        assert os.waitpid(child, 0)[1] == 0
+        release.set()
+        thread.join()
+
+
 def test_a_source_that_fails_is_left_alone_but_closed_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(RecordingSource):
         def step(self, finished: ProfilerAction, action: ProfilerAction) -> None:
@@ -529,20 +645,19 @@ def test_a_window_that_ends_while_the_writer_cuts_comes_before_the_events_after_
     assert order == ["batch 0", "end 1", "batch 1", "end 2", "batch 2", "end 3"]
 
 
-def test_flush_from_inside_a_handler_does_not_deadlock() -> None:
-    class Flushes(TraceHandler):
-        def batch_end(self, timestamp: Timestamp) -> None:
-            waited.append(one.flush())
-
-    waited: list[bool] = []
+def test_a_cut_that_comes_too_late_ends_no_open_slice() -> None:
+    early_ns = time.perf_counter_ns()
     memory = MemoryTraceHandler()
-    one = profiler(Flushes(), memory)
-    with one:
-        one.marker("a").instant()
-        one.step()
-        assert one.flush()
-        assert len(memory.instants) == 1
-    assert waited == [False], "a handler cannot wait for itself"
+    with profiler(memory) as one:
+        with one.marker("work"):
+            assert one.flush(60)  # its start is delivered
+            assert one._writer is not None
+            one._writer.post("flush", cut_ns=early_ns)
+            assert one.flush(60)
+        assert one.flush(60)
+    ((start, end),) = memory.slices
+    assert start.wall_clock_time_ns <= end.wall_clock_time_ns
+    assert (len(memory.events), one.stats.recorded) == (2, 1)
 
 
 def test_under_strict_the_failure_of_a_handler_reaches_the_training_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -726,21 +841,6 @@ def test_a_recording_thread_writes_when_the_writer_is_late(monkeypatch: pytest.M
         assert len(memory.slices) == 1
 
 
-def test_an_event_of_a_handler_does_not_call_it_again() -> None:
-    class Records(MemoryTraceHandler):
-        def process_events(self, batch: EventBatch) -> None:
-            super().process_events(batch)
-            if len(self.events) < 5:
-                one._buffer.due_ns = 0
-                one.marker("inner").instant()
-
-    records = Records()
-    with profiler(records, flush_interval=3600) as one:
-        one.marker("outer").instant()
-        one.flush()
-    assert [event.label.name for event in records.events] == ["outer", "inner"]
-
-
 def test_all_methods_of_a_handler_are_called_on_its_own_thread() -> None:
     """Or one that keeps events in SQLite, whose connections are tied to a thread, would fail."""
     called: dict[str, set[int]] = {}
@@ -791,37 +891,6 @@ def test_an_error_of_open_is_raised_by_start_and_the_other_handlers_are_closed(
     assert active_profiler() is None
 
 
-@pytest.mark.parametrize("method", ["stopping", "ending", "losses", "summary", "close"])
-def test_a_handler_that_blocks_at_the_end_does_not_hold_up_stop_or_the_others(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    release = threading.Event()
-
-    class Blocks(TraceHandler):
-        pass
-
-    def block(*_: Any) -> dict[str, int]:
-        release.wait(60)
-        return {}
-
-    setattr(Blocks, method, block)
-    memory = MemoryTraceHandler()
-    one = profiler(Blocks(), memory, shutdown_timeout=0.3)
-    with one:
-        one.marker("a").instant()
-    # A `stop` that waited for the handler would come here only after the 60 s for which it blocks.
-    assert not release.is_set()
-    assert "did not finish within 0.3 s" in caplog.text
-    assert one._writer is not None
-    one._writer._thread.join(100)
-    assert one._writer._handler_threads[1].join(100)
-    assert [event.label.name for event in memory.instants] == ["a"]
-    assert memory.stats is not None, "it was told the counts, and closed"
-    assert one._writer._handler_threads[0]._thread.is_alive(), "stop has not waited for it"
-    release.set()
-    assert one._writer._handler_threads[0].join(100)
-
-
 def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(Calls):
         inline = True
@@ -841,48 +910,6 @@ def test_an_inline_handler_that_fails_ten_times_in_a_row_is_called_no_more(caplo
     assert one.stats.failures == {"Fails.process_counter_event": 19}
     assert caplog.text.count("is left out") == 1
     assert caplog.text.count("Traceback") == 1
-
-
-def test_a_call_posted_while_old_events_make_room_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = HandlerThread(
-        MemoryTraceHandler(),
-        Failures(),
-        lambda thread: Summary(slices=0, instants=0, counters=0, dropped={}, failures={}),
-        limit_events=100,
-        limit_bytes=10**9,
-        on_full="drop_oldest",
-        loop_track=0,
-    )
-    thin = thread._thin
-
-    def thin_while_another_thread_posts(*args: Any) -> None:
-        thread.post("flush")
-        thin(*args)
-
-    monkeypatch.setattr(thread, "_thin", thin_while_another_thread_posts)
-    record = [0, 5, 1, INSTANT]
-    tables = ([Label("a")], [Track(0, ""), Track(7, "t")], Timestamps(Timestamp()), 0)
-    for _ in range(3):
-        thread.post_events(EventBatch(record * 60, *tables))
-    assert thread.waiting_events == 60
-    assert dict(thread.dropped) == {BEYOND_EVENTS: 120}
-
-
-def test_a_full_buffer_keeps_the_end_of_a_slice_whose_start_was_delivered() -> None:
-    memory = MemoryTraceHandler()
-    one = profiler(memory, max_buffered_events=20, record_batches=False, flush_interval=3600)
-    with one:
-        with one.marker("long"):
-            one.flush()  # its start is delivered
-            one._buffer.hold(10, 0)  # as while the writer has its hands full
-            with one.marker("short"):
-                pass
-            one.marker("instant").instant()
-        one._buffer.hold(0, 0)
-    assert [start.label.name for start, _ in memory.slices] == ["long"]
-    assert memory.stats is not None
-    assert memory.stats.dropped == {"events beyond max_buffered_events": 2}
-    assert memory.stats.recorded == 3
 
 
 def test_what_stop_leaves_behind_is_counted_as_dropped() -> None:
@@ -931,25 +958,6 @@ def test_a_handler_is_left_out_after_ten_failures_and_its_events_are_counted_for
     assert memory.stats.dropped == {}
     assert caplog.text.count("OSError: my disk") == 1
     assert caplog.text.count("left out") == failures // 10
-
-
-def test_hooks_come_among_the_events_in_the_order_of_time() -> None:
-    """Also in short steps; see `TraceHandlerContract` for long ones."""
-    handler = Calls()
-    clock = FakeClock(tick_ns=10)
-    with profiler(handler, clock=clock.clock, flush_interval=0.004) as one, one.marker("run"):
-        for number in range(6):
-            with one.marker(f"work {number}"):
-                clock.advance(3_000_000)
-            one.step()
-            if number == 2:
-                one._buffer.look_after(clock.monotonic_ns)  # a cut while "run" is open
-    expected: list[tuple[Any, ...]] = [("epoch start", 0), ("batch start", 0), ("B", "run")]
-    for number in range(6):
-        work = f"work {number}"
-        expected += [("batch start", number)] * (number > 0)
-        expected += [("B", work), ("E", work), ("batch end", number + 1)]
-    assert handler.calls == [*expected, ("E", "run")]
 
 
 def test_an_event_that_comes_late_is_put_into_its_place_within_the_grace_period_and_counted_after_it() -> None:
