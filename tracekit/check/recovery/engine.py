@@ -67,9 +67,9 @@ def recover_trace(
     Raises:
         ConfigError: The arguments do not go together.
         StorageError: The file cannot be read, or the output not written, or it is there already.
-        TraceFormatError: The file has no events.
+        TraceFormatError: The file has no events, or is packed in a form that is not written in place.
     """
-    path, output = _check(
+    path, output, packing = _check(
         check_path("path", path), None if output is None else check_path("output", output), in_place=in_place
     )
     before = _state(path)
@@ -82,6 +82,9 @@ def recover_trace(
     if not report.events:
         reason = "; ".join(report.damages) or "it does not hold one whole event"
         raise TraceFormatError(report.path, f"nothing can be recovered: {reason}")
+    if in_place and packing not in ("", "gzip"):
+        words = f"damaged, and packed with {packing}; recovery in place writes plain files and gzip; give an output"
+        raise TraceFormatError(report.path, words)
     output = output or (path if in_place else recovered_copies(path)[report.compressed])
     compress = report.compressed if in_place else output.endswith(".gz")
     kept_as = Path(f"{path}.broken") if in_place else None
@@ -101,8 +104,8 @@ def recover_trace(
     return recovery.report(output=without_secrets(output), kept_as=None if kept_as is None else str(kept_as))
 
 
-def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None]:
-    """Return the path and the output; raise an error if they exclude each other, or the file is not JSON."""
+def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None, str]:
+    """Return the path, the output and the packing; raise an error if they exclude each other, or the file is not JSON."""
     shown = without_secrets(path)
     if not path:
         raise ConfigError("the path of the trace is empty; give the name of a file")
@@ -116,11 +119,11 @@ def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str |
         raise ConfigError(f"{shown}: the output is the input; choose another name, or recover in place")
     path = os.path.realpath(path) if in_place else path  # a link stays a link
     with ByteStream(path) as stream:
-        foreign, shown = FOREIGN_FORMS.get(form_of(stream.peek())), stream.path
+        foreign, shown, packing = FOREIGN_FORMS.get(form_of(stream.peek())), stream.path, stream.packing
     if foreign:
         advice = f"tracekit convert {shown} OUTPUT.json writes all that can be read of it"
         raise TraceFormatError(shown, f"this is {foreign}, and recover makes JSON whole; {advice}")
-    return path, output
+    return path, output, packing
 
 
 def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:
