@@ -21,7 +21,7 @@ from tracekit import ConfigError, RecoveryReport, StorageError, TraceFormatError
 from tracekit.check.recovery import engine
 from tracekit.check.schemas import TRACE_EVENT, compile_schema
 from tracekit.formats.json.salvage import SalvageReader
-from tracekit.traces.inputs import ANONYMOUS, copy_name, is_other_json, recovered_copies
+from tracekit.traces.inputs import ANONYMOUS, copy_name, recovered_copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -231,13 +231,6 @@ def test_a_slice_was_open_until_the_clocks_were_read_last(tmp_path: Path) -> Non
     assert "for 3600.000 s" in report.lines()[-1]
 
 
-def test_whole_files_are_left_alone(tmp_path: Path) -> None:
-    for data in (rank_trace(A), object_(A), gzip.compress(array(A)), array(A) + b"\n \n", b'{"traceEvents": []}'):
-        report, _ = recover(tmp_path, data, in_place=False)
-        assert (report.whole, report.output) == (True, None)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json"]
-
-
 @pytest.mark.parametrize(
     "data",
     [b"", b"[", b"[]", b"[1,2]", b"\0" * 99, b'{"a": 1}', b'{"traceEvents":[', A[:-1], gzip.compress(A, mtime=0)[:12]],
@@ -248,18 +241,15 @@ def test_a_file_without_a_whole_event_is_an_error_and_nothing_is_written(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
-def test_the_default_output_stands_beside_the_input_and_is_not_overwritten(tmp_path: Path) -> None:
-    plain, packed = tmp_path / "rank0.json", tmp_path / "rank1.json.gz"
-    plain.write_bytes(array(A)[:-3])
-    packed.write_bytes(gzip.compress(array(A)[:-3]))
-    plain.chmod(0o640)
-    assert recover_trace(plain).output == str(tmp_path / "rank0.recovered.json")
-    assert recover_trace(packed).output == str(tmp_path / "rank1.recovered.json.gz")
-    assert gzip.decompress((tmp_path / "rank1.recovered.json.gz").read_bytes()) == array(A)
-    assert (tmp_path / "rank0.recovered.json").stat().st_mode & 0o777 == 0o600
+def test_the_default_output_is_private_and_not_overwritten(tmp_path: Path) -> None:
+    path, output = tmp_path / "rank0.json", tmp_path / "rank0.recovered.json"
+    path.write_bytes(array(A)[:-3])
+    path.chmod(0o640)
+    assert recover_trace(path).output == str(output)
+    assert output.stat().st_mode & 0o777 == 0o600
     with pytest.raises(StorageError, match="already exists"):
-        recover_trace(plain)
-    assert recover_trace(plain, overwrite=True).output
+        recover_trace(path)
+    assert recover_trace(path, overwrite=True).output
 
 
 def test_in_place_replaces_the_file_and_keeps_the_broken_one(tmp_path: Path) -> None:
@@ -330,15 +320,6 @@ def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         recover_trace(tmp_path / "none.json")
     assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
-
-
-@pytest.mark.parametrize(
-    ("data", "other"),
-    [(b'{"a": 1}', True), (gzip.compress(b"[]", mtime=0), True), (b'{"a": 1', False), (b"", False), (b"\0", False)],
-)
-def test_other_json_documents_are_told_from_lost_traces(tmp_path: Path, data: bytes, other: bool) -> None:
-    (tmp_path / "t.json").write_bytes(data)
-    assert is_other_json(str(tmp_path / "t.json")) == other
 
 
 MEASURE = """
