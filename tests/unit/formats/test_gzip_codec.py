@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import random
-import subprocess
-import sys
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bad_traces import rank_trace, slice_
+from tests.bad_traces import slice_
 from tracekit.formats import gzip_codec
 from tracekit.formats.byte_stream import PIECE_BYTES, ByteStream
 from tracekit.formats.gzip_codec import Behind, GzipWriter
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-ROOT = Path(__file__).resolve().parents[3]
 TEXT = b"".join(slice_(number, number % 77, f"slice {number % 13}") for number in range(20_000))
 
 
@@ -99,29 +96,6 @@ def test_what_a_damaged_file_holds_is_read_and_the_damage_told(
     assert TEXT.startswith(found)
     expected = zlib.decompressobj(31).decompress(path.read_bytes()[: len(packed) - 8])
     assert len(found) >= len(expected) - (PIECE_BYTES if rest else 64)
-
-
-WITH = "import sys\nfrom tracekit.cli import main\nsys.exit(main(sys.argv[1:]))"
-WITHOUT = f"""
-import sys
-sys.modules["isal"] = None
-from tracekit.formats import gzip_codec
-assert gzip_codec._codec.__name__ == "zlib"
-{WITH}
-"""
-
-
-def test_a_merge_needs_no_fast_codec(tmp_path: Path) -> None:
-    lines = [slice_(10 * number, 15, f"slice {number}") for number in range(1, 5000)]
-    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(rank_trace(*lines)))
-    merged = []
-    for code in (WITHOUT, WITH):
-        command = [sys.executable, "-c", code, "merge", "-q", "-f", "-o", "out.json.gz", "rank0.json.gz"]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-        merged.append(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))
-    assert merged[0] == merged[1]
 
 
 def give_all(put: Callable[[int], object], items: Iterable[int]) -> None:

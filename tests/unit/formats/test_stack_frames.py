@@ -18,8 +18,6 @@ from tests.stack_frames import stack_of, stacks, write
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.errors import MergeError
 from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.stack_frames import StackFrames
-from tracekit.formats.trace_event import decode_run
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.rewrite.events import EventRewriter
 from tracekit.merge.write import event_counts
@@ -169,13 +167,6 @@ def test_stacks_are_written_out_in_the_native_format_and_come_back(tmp_path: Pat
     found = {event["name"]: event["sf"] for event in trace["traceEvents"] if "sf" in event}
     assert found["a1"] == found["a2"] == ["train (python)", "main (python)"]
     assert found["b1"] == ["loader (python)"]
-
-
-def test_what_is_no_name_is_shown_as_it_is() -> None:
-    frames = StackFrames({"1": {"pc": "0x12", "parent": "2"}, "2": {"name": "main"}})
-    [event] = decode_run(b'{"ph":"X","sf":1}')
-    frames.write_out(event)
-    assert json.loads(bytes(event.sf)) == ['{"pc": "0x12"}', "main"]  # type: ignore[arg-type]
 
 
 SECRETS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import random
 import sys
 import zipfile
@@ -154,13 +153,6 @@ def test_damaged_zip_yields_all_before_the_damage_and_reports_it(tmp_path: Path,
     text, damage = read(tmp_path / "t.zip")
     assert TEXT.startswith(text[: len(text) // 2])
     assert (damage or "").startswith("the zip data is damaged (")
-
-
-def test_zip_merges_under_the_rank_in_its_name(tmp_path: Path) -> None:
-    event = {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1}
-    (tmp_path / "rank3.json.zip").write_bytes(zipped(**{"trace.json": json.dumps([event])}))
-    report = merge_traces(str(tmp_path / "m.json"), [str(tmp_path / "rank3.json.zip")])
-    assert [item.rank for item in report.inputs] == [3]
 
 
 @pytest.mark.parametrize("stream", [ByteStream, SalvageStream])
