@@ -20,6 +20,7 @@ from tests.bad_traces import METADATA, array, begin, counter, end, event, object
 from tracekit import ConfigError, RecoveryReport, StorageError, TraceFormatError, recover_trace, validate_trace
 from tracekit.check.recovery import engine
 from tracekit.check.schemas import TRACE_EVENT, compile_schema
+from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.json.salvage import SalvageReader
 from tracekit.traces.inputs import ANONYMOUS, copy_name, recovered_copies
 
@@ -199,6 +200,20 @@ def test_a_torn_event_of_a_rank_trace_is_not_taken_for_one_with_a_wrong_quote(tm
     torn = b'{"ph":"X","name":"fo' + b'bar","pid":1,"tid":1,"ts":5,"dur":1,"args":{"x":"y"z"}}'
     _, events = recover(tmp_path, rank_trace(A, torn, B))
     assert slices(events) == ["a", "b"]
+
+
+def test_the_bytes_before_the_damage_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = b'{"x": 1, "traceEvents" :[ ' + A + b" ,\t" + B + b'], "y":2, "traceEvents":[' + C
+    assert recover(tmp_path, sound + b"]}")[0].whole
+    monkeypatch.setattr(SalvageReader, "max_run_bytes", 10)
+    report, events = recover(tmp_path, sound + b",\n" + B[:30] + b"\n" + A + b'], "z": 3')
+    assert (report.events, events["x"], events["y"]) == (4, 1, 2)
+    assert (tmp_path / "out.json").read_bytes().startswith(sound + b",\n" + A)
+    (tmp_path / "t.json").write_bytes(sound)
+    monkeypatch.setattr(engine, "SalvageStream", lambda path: BytesStream(path, sound[:-1]))
+    with pytest.raises(StorageError, match=r"t\.json: changes while it is read"):
+        recover_trace(tmp_path / "t.json", tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
 
 
 def test_open_slices_are_named_with_their_thread_and_for_how_long(tmp_path: Path) -> None:
