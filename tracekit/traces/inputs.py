@@ -54,8 +54,11 @@ def trace_files(
     only once.
 
     Raises:
+        ConfigError: ``pattern`` is empty, as an unset variable of a shell is.
         StorageError: Nothing is found, or a pipe is found and not accepted.
     """
+    if not pattern:
+        raise ConfigError("the path of a trace is empty; give a file, a folder (. for this one), a glob or a URL")
     found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None, pipes=pipes)
     found = list(dict.fromkeys(map(_trace_of_xplane, found)))
     if len(found) == 1 and same_file(found[0], pattern):
