@@ -169,7 +169,7 @@ class ByteStream(TraceStream):
         except Exception as error:
             from tracekit.formats.archive_file import is_damage  # only damaged data needs it
 
-            # An object store raises exceptions of its own.
+            # The clients of object stores raise any exceptions.
             if self._unpack is None or not is_damage(error):
                 raise StorageError(f"{self.path}: cannot be read: {error}") from error
             self._unpack = lambda _: b""

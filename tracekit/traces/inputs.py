@@ -165,7 +165,7 @@ def recovered_copies(path: str) -> tuple[str, str]:
 
 
 def copy_name(path: str, ending: str) -> str:
-    """Return the name of a copy beside a trace, with another ending."""
+    """Return the name of a copy in the folder of a trace, with another ending."""
     path = path.split("?", 1)[0] if is_remote(path) else path
     own = next((own for own in _ENDINGS if path.endswith(own) and basename(path) != own), "")
     return path.removesuffix(own) + ending
