@@ -181,9 +181,7 @@ BAD_TRACES = [
         "ts before 0", "perfetto-negative-time", slice_(-5, 1), stat="trace_sorter_negative_timestamp_dropped", slices=2
     ),
     bad_event("dur below 0", "perfetto-negative-duration", slice_(50, -5), effect="misleads", slices=3),
-    bad_event(
-        "epoch with decimals", "perfetto-inexact-time", slice_(1694128201545123.001, 1), effect="misleads", slices=3
-    ),
+    bad_event("epoch with decimals", "perfetto-inexact-time", slice_(1694128201545123.001, 1), effect="misleads", slices=3),
     bad_event("pid below 0", "perfetto-process-id", slice_(5, 1, pid=-1), effect="misleads", slices=3),
     bad_event("tid beyond 32 bits", "perfetto-process-id", slice_(5, 1, tid=2**32), effect="misleads", slices=3),
     bad_event("pid is a fraction", "perfetto-process-id", slice_(5, 1, pid=1.5), effect="misleads", slices=3),
@@ -201,9 +199,7 @@ BAD_TRACES = [
     bad_event("async without pid", "perfetto-async-id", flow("b", 5, pid=...), stat=PARSER, slices=2),
     bad_event("async id is a fraction", "perfetto-async-id", flow("b", 5, id=1.5), stat=PARSER, slices=2),
     bad_event("name of a process is a number", "perfetto-metadata-name", metadata("process_name", name=5), stat=PARSER),
-    bad_event(
-        "sort index is a word", "perfetto-sort-index", metadata("process_sort_index", sort_index="1"), effect="none"
-    ),
+    bad_event("sort index is a word", "perfetto-sort-index", metadata("process_sort_index", sort_index="1"), effect="none"),
     BadTrace(
         "events in two arrays",
         "duplicate-events",
@@ -276,26 +272,16 @@ BAD_TRACES = [
         flows=2,
         **TWICE,
     ),
-]
+]  # fmt: skip
 """Everything but the rules that only traces by tracekit can break."""
 
 
 METADATA = {
-    "format_version": 1,
-    "tracekit_version": "0.1.0",
-    "run_id": "run",
-    "rank": 0,
-    "local_rank": 0,
-    "world_size": 2,
-    "node": 0,
-    "host": "host",
-    "pid": 1,
-    "attempt": 0,
-    "rank_source": "torchrun",
-    "boot_id": None,
+    "format_version": 1, "tracekit_version": "0.1.0", "run_id": "run", "rank": 0, "local_rank": 0, "world_size": 2, "node": 0,
+    "host": "host", "pid": 1, "attempt": 0, "rank_source": "torchrun", "boot_id": None,
     "baseTimeNanoseconds": 1790857026000000000,
     "clock": {"wall_ns": 1795217077496886033, "monotonic_ns": 5, "error_ns": 100},
-}
+}  # fmt: skip
 """Good rank metadata."""
 
 
@@ -311,61 +297,47 @@ def merged_trace(*events: bytes, **own: Any) -> bytes:
     return b'{"tracekit":' + own_text + b',"traceEvents":' + array(*events) + b"}"
 
 
-@dataclass(frozen=True)
-class BadOwnTrace:
-    """A trace by tracekit that breaks a rule once; other traces may do the same."""
-
-    name: str
-    rule: str
-    data: bytes
-    event: int | None = 2
-
-
 BAD_OWN_TRACES = [
-    BadOwnTrace("text pid", "text-process-id", rank_trace(slice_(1, 1, pid="Spans"))),
-    BadOwnTrace("plain async id", "perfetto-global-async", merged_trace(FIRST, flow("b", 5))),
-    BadOwnTrace("global instant", "perfetto-global-instant", merged_trace(FIRST, event(ph="i", ts=5, s="g", name="x"))),
-    BadOwnTrace(
+    BadTrace("text pid", "text-process-id", rank_trace(slice_(1, 1, pid="Spans"))),
+    BadTrace("plain async id", "perfetto-global-async", merged_trace(FIRST, flow("b", 5))),
+    BadTrace("global instant", "perfetto-global-instant", merged_trace(FIRST, event(ph="i", ts=5, s="g", name="x"))),
+    BadTrace(
         "no metadata",
         "metadata-missing",
         array(metadata("tracekit_summary", slices=0, instants=0, counters=0, dropped={})),
         None,
     ),
-    BadOwnTrace(
-        "two processes in one file", "metadata-duplicate", rank_trace(metadata("tracekit_metadata", **METADATA))
-    ),
-    BadOwnTrace("rank below 0", "schema", rank_trace(LAST, rank=-1), 1),
-    BadOwnTrace("no run", "schema", rank_trace(LAST, run_id=...), 1),
-    BadOwnTrace("future format", "schema", rank_trace(LAST, format_version=2), 1),
-    BadOwnTrace("slice without name", "schema", rank_trace(slice_(5, 1, name=...))),
-    BadOwnTrace("args is a list", "schema", rank_trace(slice_(5, 1, args=[1]))),
-    BadOwnTrace("counter as text", "schema", rank_trace(counter('{"a":"1"}'))),
-    BadOwnTrace("counter without series", "schema", rank_trace(counter("{}"))),
-    BadOwnTrace("flow without category", "schema", merged_trace(FIRST, flow("s", 5, cat=...))),
-    BadOwnTrace(
+    BadTrace("two processes in one file", "metadata-duplicate", rank_trace(metadata("tracekit_metadata", **METADATA))),
+    BadTrace("rank below 0", "schema", rank_trace(LAST, rank=-1), 1),
+    BadTrace("no run", "schema", rank_trace(LAST, run_id=...), 1),
+    BadTrace("future format", "schema", rank_trace(LAST, format_version=2), 1),
+    BadTrace("slice without name", "schema", rank_trace(slice_(5, 1, name=...))),
+    BadTrace("args is a list", "schema", rank_trace(slice_(5, 1, args=[1]))),
+    BadTrace("counter as text", "schema", rank_trace(counter('{"a":"1"}'))),
+    BadTrace("counter without series", "schema", rank_trace(counter("{}"))),
+    BadTrace("flow without category", "schema", merged_trace(FIRST, flow("s", 5, cat=...))),
+    BadTrace(
         "flow that an input starts twice",
         "input-flow-duplicate",
         merged_trace(FIRST, flow("s", 5), flow("f", 6, bp="e"), flow("s", 7), processes=[{"pid": 1, "rank": 0}]),
         4,
     ),
-    BadOwnTrace(
+    BadTrace(
         "metadata that no tracekit wrote in a merge",
         "input-metadata",
         merged_trace(FIRST, metadata("tracekit_loss", lost_events="x")),
     ),
-    BadOwnTrace("phase of old", "schema", rank_trace(event(ph="I", ts=5, name="x"))),
-    BadOwnTrace("ts as text", "schema", rank_trace(slice_("5", 1))),
-    BadOwnTrace(
-        "anchor without error", "schema", rank_trace(metadata("tracekit_clock_anchor", wall_ns=1, monotonic_ns=2))
-    ),
-    BadOwnTrace("step as text", "schema", rank_trace(metadata("tracekit_clock_step", step_ns="1", monotonic_ns=2))),
-    BadOwnTrace("companion without file", "schema", rank_trace(metadata("tracekit_companion", file=""))),
-    BadOwnTrace(
+    BadTrace("phase of old", "schema", rank_trace(event(ph="I", ts=5, name="x"))),
+    BadTrace("ts as text", "schema", rank_trace(slice_("5", 1))),
+    BadTrace("anchor without error", "schema", rank_trace(metadata("tracekit_clock_anchor", wall_ns=1, monotonic_ns=2))),
+    BadTrace("step as text", "schema", rank_trace(metadata("tracekit_clock_step", step_ns="1", monotonic_ns=2))),
+    BadTrace("companion without file", "schema", rank_trace(metadata("tracekit_companion", file=""))),
+    BadTrace(
         "lost events below 0",
         "schema",
         rank_trace(metadata("tracekit_summary", slices=1, instants=0, counters=0, dropped={"full": -1})),
     ),
-]
+]  # fmt: skip
 """For the rules, and the parts of the schema, that only hold for tracekit's own files."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.perfetto import Engine
-    from tests.real_traces import RealTraces
 
 ROWS = """
 select process.name, coalesce(process_track.name, thread_track.name, thread.name),
@@ -65,25 +63,3 @@ def test_rows_and_no_errors(tmp_path: Path, engine: Engine, form: type, name: st
             (track, (ts - first) / MS - rank, None if dur == -1 else dur / MS, name, completed, number)
             for _, track, ts, dur, name, completed, number in mine
         ] == EXPECTED
-
-
-def test_beside_a_torch_trace_of_the_rank(tmp_path: Path, traces: RealTraces, engine: Engine) -> None:
-    """Real dumps of a gloo run, and torch traces of others: each rank has both."""
-    dumps = sorted((traces / "flight_recorder").glob("*rank*"))
-    torch = sorted((traces / "torch_2.13_gloo").glob("plain_rank*"))
-    report = merge_traces(str(tmp_path / "merged.json"), [str(path) for path in [*dumps, *torch]])
-    assert report.complete
-    names = [f"rank {rank} · flight recorder" for rank in range(2)]
-    assert [name for rank in report.ranks for name in rank.processes if "flight" in name] == names
-    entries = [json.loads(path.read_bytes())["entries"] for path in dumps]
-    with engine.load(tmp_path / "merged.json") as loaded:
-        assert loaded.errors() == []
-        found = loaded.rows(
-            "select process.name, slice.name, slice.ts from slice join thread_track on thread_track.id = slice.track_id "
-            "join thread using (utid) join process using (upid) where slice.category = 'flight_recorder' order by ts"
-        )
-    assert sorted(found) == sorted(
-        (names[rank], one["profiling_name"], one["time_created_ns"] - report.base_time_ns)
-        for rank, mine in enumerate(entries)
-        for one in mine
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from typing import TYPE_CHECKING, Any
 
 from tracekit import JSONTraceHandler, Profiler, validate_trace
@@ -63,39 +61,6 @@ def test_times_and_depths_are_those_of_the_recording(tmp_path: Path, engine: Eng
             ("MainThread", "inner", start_ns + 1_234_567, 1, 1),
             ("MainThread", "later", start_ns + 1_234_568, 999, 1),
         ]
-
-
-def test_threads_and_interleaved_tasks_lose_nothing(tmp_path: Path, engine: Engine) -> None:
-    with Profiler(JSONTraceHandler(tmp_path / "t.json"), rank=0, flush_interval=0.001) as profiler:
-        marker = profiler.marker("work")
-
-        def work() -> None:
-            for _ in range(300):
-                with marker, marker:
-                    pass
-
-        async def task(rounds: int) -> None:
-            with profiler.marker("plain with"):
-                for _ in range(rounds):
-                    async with profiler.marker("async with"):
-                        await asyncio.sleep(0)
-
-        async def main() -> None:
-            await asyncio.gather(*(task(rounds) for rounds in (5, 9, 3, 30, 7)))
-
-        threads = [threading.Thread(target=work, name=f"worker {number}") for number in range(4)]
-        for thread in threads:
-            thread.start()
-        asyncio.run(main())
-        for thread in threads:
-            thread.join()
-    with load(engine, tmp_path / "t.json") as trace:
-        found = counts(trace)
-        assert (found["work"], found["async with"]) == (2400, 54)
-        # A slice that leaves its track continues on another one, as a second slice.
-        assert found["plain with"] >= 5
-        tracks = {name for (name,) in trace.rows("select distinct name from thread")}
-        assert {f"worker {number}" for number in range(4)} | {"MainThread · task 1"} <= tracks
 
 
 def test_hostile_names_and_categories_do_not_hurt_the_file(tmp_path: Path, engine: Engine) -> None:

@@ -162,14 +162,6 @@ def test_commands_write_to_standard_output_and_their_messages_to_standard_error(
     assert list(tmp_path.glob("*.json*")) == []
 
 
-def test_recover_repairs_in_a_pipeline(tmp_path: Path) -> None:
-    done = run(["recover", "-o", "-", "-"], tmp_path, ARRAY[:-20])
-    assert done.returncode in (0, 3)
-    assert b'"forward"' in done.stdout
-    assert json.loads(done.stdout)
-    assert b"recovered into -" in done.stderr
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

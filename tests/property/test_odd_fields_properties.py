@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tracekit
+from tests import bad_traces
 from tests.examples import examples
 from tracekit import TracekitError, core
 from tracekit.check.anonymise import anonymise_traces
@@ -45,19 +46,7 @@ TOOLS: dict[str, Callable[[Path, Path], object]] = {
 }
 
 METADATA = {
-    "tracekit_metadata": {
-        "format_version": 1,
-        "baseTimeNanoseconds": 1_793_457_026_000_000_000,
-        "rank": 0,
-        "world_size": 2,
-        "run_id": "run",
-        "host": "host",
-        "boot_id": "boot",
-        "pid": 1,
-        "attempt": 0,
-        "start_ticks": 7,
-        "clock": {"wall_ns": 1_793_457_026_000_000_000, "monotonic_ns": 5, "error_ns": 1},
-    },
+    "tracekit_metadata": {**bad_traces.METADATA, "boot_id": "boot", "start_ticks": 7},
     "tracekit_timestamp": {"batch": 0},
     "tracekit_summary": {"slices": 1, "dropped": {}},
     "tracekit_clock_anchor": {"wall_ns": 1, "monotonic_ns": 2, "error_ns": 3},

@@ -106,11 +106,6 @@ def test_passing_events_oneself_gives_the_same_findings_as_runs(path: Path) -> N
 
 
 @needs_core
-def test_core_and_python_read_the_same_from_bad_and_good_traces(path: Path) -> None:
-    assert read_in_python(path) == read(path)
-
-
-@needs_core
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200) | st.text('[]{}",:\\\n\0pht1 eE.-', max_size=200).map(str.encode))
 def test_core_and_python_find_the_same_events_in_any_bytes(data: bytes) -> None:

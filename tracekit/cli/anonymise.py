@@ -9,7 +9,7 @@ from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_option, add_output, add_traces
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 from tracekit.errors import ConfigError
-from tracekit.traces.inputs import ANONYMOUS, TRACE_SUFFIXES, trace_files
+from tracekit.traces.inputs import ANONYMOUS, copy_name, trace_files
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
         raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
-    pairs = [(file, args.output or _beside(file)) for file in files]
+    pairs = [(file, args.output or copy_name(file, f"{ANONYMOUS}.gz")) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
     if args.json:
@@ -54,10 +54,3 @@ def run(args: argparse.Namespace) -> int:
             words = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
             print_answer([f"replaced: {words or 'nothing'}"])
     return PROBLEMS if any(trace.lost for trace in written) else OK
-
-
-def _beside(path: str) -> str:
-    for suffix in sorted(TRACE_SUFFIXES, key=len, reverse=True):
-        if path.endswith(suffix):
-            return f"{path.removesuffix(suffix)}{ANONYMOUS}.gz"
-    return f"{path}{ANONYMOUS}.gz"

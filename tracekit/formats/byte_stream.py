@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import zlib
 from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -167,13 +166,15 @@ class ByteStream(TraceStream):
         """Return the next piece without zstd and zip, but not without gzip."""
         try:
             piece = (self._unpack or self._read_plain)(PIECE_BYTES)
-        except _damage_errors() as error:
+        except Exception as error:
+            from tracekit.formats.archive_file import is_damage  # only damaged data needs it
+
+            # The clients of object stores raise any exceptions.
+            if self._unpack is None or not is_damage(error):
+                raise StorageError(f"{self.path}: cannot be read: {error}") from error
             self._unpack = lambda _: b""
             self._note_damage(f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})")
             return b""
-        except Exception as error:
-            # An object store raises other exceptions.
-            raise StorageError(f"{self.path}: cannot be read: {error}") from error
         self._read_bytes += len(piece)
         return piece
 
@@ -256,8 +257,8 @@ class _ZstdReader:
                 if self._decompressor.eof:
                     self._decompressor = self._make()
                 self._unpacked += self._decompressor.decompress(packed)
-            except _damage_errors() as error:
-                self._error = error
+            except Exception as error:  # noqa: BLE001 - each module for zstd has its own
+                self._error = ValueError(str(error))
                 break
             self._is_whole = self._decompressor.eof
             self._packed = self._decompressor.unused_data if self._is_whole else b""
@@ -281,19 +282,10 @@ def _zstd_module() -> Any:
     return None
 
 
-def _damage_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that unpacking zstd and zip raises at damaged data."""
-    import zipfile  # only damaged data needs it
-
-    usual = (EOFError, ValueError, zipfile.BadZipFile, zlib.error)
-    module = _zstd_module()
-    return usual if module is None else (*usual, module.ZstdError)
-
-
 def _open_member(file: BinaryIO, path: str) -> Any:
     import zipfile
 
-    from tracekit.formats.archive_file import MANIFEST_NAME  # only zip archives need it
+    from tracekit.formats.archive_file import MANIFEST_NAME, is_damage  # only zip archives need it
 
     if not file.seekable():
         raise TraceFormatError(path, "a zip archive cannot be read from a pipe; write it to a file first")
@@ -307,7 +299,9 @@ def _open_member(file: BinaryIO, path: str) -> Any:
         traces = [name for name in names if _TRACE.search(name)] or names
         if len(traces) == 1:
             return archive.open(traces[0])
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except Exception as error:
+        if not is_damage(error):
+            raise StorageError(f"{path}: cannot be read: {error}") from error
         raise TraceFormatError(path, f"this zip archive cannot be read: {error}") from error
     if not traces:
         raise TraceFormatError(path, "this zip archive is empty")

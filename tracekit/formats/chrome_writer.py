@@ -237,7 +237,7 @@ def _plain(value: Any, depth: int) -> Any:
     # Call the methods of the built-in types: those of a subclass may raise or lie.
     if isinstance(value, int):
         number = int.__index__(value)
-        return number if -(1 << 63) <= number < 1 << 63 else str(number)
+        return number if -(1 << 63) <= number < 1 << 64 else str(number)  # as orjson
     if isinstance(value, float):
         real = float.__add__(value, 0.0)
         return real if real - real == 0 else str(real)

@@ -29,8 +29,13 @@ _KINETO_KEYS: Final = frozenset({"schemaVersion", "deviceProperties", "distribut
 # Names in use: rank-3.json.gz (Megatron), rank3_trace.json (torchtitan), prof_rank-3.json.gz (verl), trace-rank-3.json
 # (TensorRT-LLM), exp[llama2]-rank[3] (Primus), worker3_step_12....pt.trace.json (torch's own examples); tp_rank_3 is none.
 _RANK_NAME: Final = re.compile(
-    r"(?:^|[^a-zA-Z])(?:global[-_]?)?(?<![tdpecm]p[-_])rank[-_=\[]?(\d{1,7})(?!\d)|^worker(\d{1,7})(?=[_.])",
+    r"(?:^|[^a-zA-Z])(?:global[-_]?)?(?<![tdpecm]p[-_])(?<!local[-_])(?<!node[-_])(?<!group[-_])rank[-_=\[]?(\d{1,7})(?!\d)"
+    r"|^worker(\d{1,7})(?=[_.])",
     re.IGNORECASE,
+)
+# The rank on one host is the rank of a run on one host.
+_LOCAL_NAME: Final = re.compile(
+    r"(?!.*node).*(?:^|[^a-zA-Z])local[-_]rank[-_=\[]?(\d{1,7})(?!\d)", re.IGNORECASE | re.DOTALL
 )
 # sglang: ID-TP-0-DP-0-PP-0-EP-0.trace.json.gz, ID-TP-0-EXTEND.trace.json.gz; only the first dimension alone is a rank.
 _SGLANG_NAME: Final = re.compile(r"-TP-(\d{1,7})((?:-(?:DP|PP|EP)-\d+)*)(?:-(?:EXTEND|DECODE))?\.", re.IGNORECASE)
@@ -70,6 +75,9 @@ def rank_in_name(name: str) -> int | None:
     match = _RANK_NAME.search(name)
     if match:
         return int(match[1] or match[2])
+    match = _LOCAL_NAME.match(name)
+    if match:
+        return int(match[1])
     match = _SGLANG_NAME.search(name)
     if match and not any(int(number) for number in re.findall(r"\d+", match[2])):
         return int(match[1])

@@ -40,7 +40,7 @@ ANONYMOUS: Final = ".anonymous.json"
 CERTAIN_RANKS: Final = frozenset({METADATA_EVENT, "distributedInfo.rank"})
 """The sources of a rank that nothing outside the file can change."""
 
-_ENDINGS: Final = (".json.gz.tmp", ".json.tmp", ".json.zst", ".json.gz", ".json", ".gz")
+_ENDINGS: Final = (".json.gz.tmp", *sorted(TRACE_SUFFIXES, key=len, reverse=True), ".gz")
 
 
 def trace_files(
@@ -54,8 +54,11 @@ def trace_files(
     only once.
 
     Raises:
+        ConfigError: ``pattern`` is empty, as an unset variable of a shell is.
         StorageError: Nothing is found, or a pipe is found and not accepted.
     """
+    if not pattern:
+        raise ConfigError("the path of a trace is empty; give a file, a folder (. for this one), a glob or a URL")
     found = expand(pattern, tuple(suffixes), _is_flight_dump if flight_dumps else None, pipes=pipes)
     found = list(dict.fromkeys(map(_trace_of_xplane, found)))
     if len(found) == 1 and same_file(found[0], pattern):
@@ -151,17 +154,21 @@ def omission_reason(path: str, files: Collection[str]) -> str:
     if any(copy in files for copy in recovered_copies(path)):
         return "its recovered copy is merged instead"
     stem, is_anonymous, _ = path.rpartition(ANONYMOUS)
-    if is_anonymous and any(f"{stem}{suffix}" in files for suffix in TRACE_SUFFIXES):
+    if is_anonymous and any(f"{stem}{ending}" in files for ending in _ENDINGS):
         return "the trace that it is an anonymous copy of is merged instead"
     return ""
 
 
 def recovered_copies(path: str) -> tuple[str, str]:
     """Return the names that `tracekit recover` gives the copy of a trace: plain, and packed."""
+    return copy_name(path, ".recovered.json"), copy_name(path, ".recovered.json.gz")
+
+
+def copy_name(path: str, ending: str) -> str:
+    """Return the name of a copy in the folder of a trace, with another ending."""
     path = path.split("?", 1)[0] if is_remote(path) else path
-    ending = next((ending for ending in _ENDINGS if path.endswith(ending) and basename(path) != ending), "")
-    stem = path.removesuffix(ending)
-    return f"{stem}.recovered.json", f"{stem}.recovered.json.gz"
+    own = next((own for own in _ENDINGS if path.endswith(own) and basename(path) != own), "")
+    return path.removesuffix(own) + ending
 
 
 def rank_inside(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tracekit.check.aliases import Aliases
 from tracekit.check.anonymise import _Texts, anonymise_traces
-from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.formats.trace_event import decode_events, encode_events
 
 if TYPE_CHECKING:
@@ -230,26 +229,6 @@ def test_several_traces_have_the_same_words(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{name}.anonymous.json").read_text())[0]["args"] for name in "ab")
     assert first["host"] == second["host"] == "host-1"
     assert first["f"] == first["g"] == second["g"] != second["f"]
-
-
-@pytest.mark.parametrize(
-    ("source", "output", "error", "words"),
-    [
-        ("a.json", "a.pftrace", ConfigError, "must end with .json"),
-        ("a.json", "a.json", ConfigError, "one of the inputs"),
-        ("a.json", "taken.json", StorageError, "already exists"),
-        ("no-trace.json", "new.json", TraceFormatError, "no-trace.json"),
-    ],
-)
-def test_wrong_outputs_and_inputs_are_refused(
-    tmp_path: Path, source: str, output: str, error: type[Exception], words: str
-) -> None:
-    files = {"a.json": json.dumps(EVENTS), "taken.json": "mine", "no-trace.json": "hello"}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(error, match=words):
-        anonymise_traces([(str(tmp_path / source), str(tmp_path / output))])
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
 TEXTS = st.text(max_size=8) | st.sampled_from(

@@ -1,25 +1,33 @@
-"""Recovery of one trace: what is kept, what is said, and that nothing else is touched."""
+"""Recovery of one trace: what is kept of every cut and damage, what is said, and that nothing else is touched."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import subprocess
 import sys
+import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.bad_traces import METADATA, array, begin, counter, end, event, object_, rank_trace, slice_
 from tracekit import ConfigError, RecoveryReport, StorageError, TraceFormatError, recover_trace, validate_trace
 from tracekit.check.recovery import engine
 from tracekit.check.schemas import TRACE_EVENT, compile_schema
-from tracekit.traces.inputs import is_other_json
+from tracekit.formats.byte_stream import BytesStream
+from tracekit.formats.json.salvage import SalvageReader
+from tracekit.traces.inputs import ANONYMOUS, copy_name, recovered_copies
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
 
 A, B, C = slice_(1, 1, "a"), slice_(10, 1, "b"), slice_(20, 1, "c")
 
@@ -194,6 +202,20 @@ def test_a_torn_event_of_a_rank_trace_is_not_taken_for_one_with_a_wrong_quote(tm
     assert slices(events) == ["a", "b"]
 
 
+def test_the_bytes_before_the_damage_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = b'{"x": 1, "traceEvents" :[ ' + A + b" ,\t" + B + b'], "y":2, "traceEvents":[' + C
+    assert recover(tmp_path, sound + b"]}")[0].whole
+    monkeypatch.setattr(SalvageReader, "max_run_bytes", 10)
+    report, events = recover(tmp_path, sound + b",\n" + B[:30] + b"\n" + A + b'], "z": 3')
+    assert (report.events, events["x"], events["y"]) == (4, 1, 2)
+    assert (tmp_path / "out.json").read_bytes().startswith(sound + b",\n" + A)
+    (tmp_path / "t.json").write_bytes(sound)
+    monkeypatch.setattr(engine, "SalvageStream", lambda path: BytesStream(path, sound[:-1]))
+    with pytest.raises(StorageError, match=r"t\.json: changes while it is read"):
+        recover_trace(tmp_path / "t.json", tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
+
+
 def test_open_slices_are_named_with_their_thread_and_for_how_long(tmp_path: Path) -> None:
     data = array(
         event(ph="M", name="thread_name", args={"name": "MainThread"}),
@@ -224,24 +246,6 @@ def test_a_slice_was_open_until_the_clocks_were_read_last(tmp_path: Path) -> Non
     assert "for 3600.000 s" in report.lines()[-1]
 
 
-def test_open_slices_are_closed_at_the_last_event_when_asked_for(tmp_path: Path) -> None:
-    report, events = recover(
-        tmp_path, array(begin(1, "outer"), begin(5, "innér"), slice_(7, 3.5))[:-3], close_open_slices=True
-    )
-    assert report.closed_slices
-    assert [(one["ph"], one["ts"]) for one in events[-2:]] == [("E", 10.5), ("E", 10.5)]
-    assert "assumed" in events[-1]["args"]["end"]
-    assert validate_trace(str(tmp_path / "out.json")).counts == {}
-    assert "  these slices end at the time of the last event now" in report.lines()
-
-
-def test_whole_files_are_left_alone(tmp_path: Path) -> None:
-    for data in (rank_trace(A), object_(A), gzip.compress(array(A)), array(A) + b"\n \n", b'{"traceEvents": []}'):
-        report, _ = recover(tmp_path, data, in_place=False)
-        assert (report.whole, report.output) == (True, None)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json"]
-
-
 @pytest.mark.parametrize(
     "data",
     [b"", b"[", b"[]", b"[1,2]", b"\0" * 99, b'{"a": 1}', b'{"traceEvents":[', A[:-1], gzip.compress(A, mtime=0)[:12]],
@@ -252,18 +256,15 @@ def test_a_file_without_a_whole_event_is_an_error_and_nothing_is_written(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
-def test_the_default_output_stands_beside_the_input_and_is_not_overwritten(tmp_path: Path) -> None:
-    plain, packed = tmp_path / "rank0.json", tmp_path / "rank1.json.gz"
-    plain.write_bytes(array(A)[:-3])
-    packed.write_bytes(gzip.compress(array(A)[:-3]))
-    plain.chmod(0o640)
-    assert recover_trace(plain).output == str(tmp_path / "rank0.recovered.json")
-    assert recover_trace(packed).output == str(tmp_path / "rank1.recovered.json.gz")
-    assert gzip.decompress((tmp_path / "rank1.recovered.json.gz").read_bytes()) == array(A)
-    assert (tmp_path / "rank0.recovered.json").stat().st_mode & 0o777 == 0o600
+def test_the_default_output_is_private_and_not_overwritten(tmp_path: Path) -> None:
+    path, output = tmp_path / "rank0.json", tmp_path / "rank0.recovered.json"
+    path.write_bytes(array(A)[:-3])
+    path.chmod(0o640)
+    assert recover_trace(path).output == str(output)
+    assert output.stat().st_mode & 0o777 == 0o600
     with pytest.raises(StorageError, match="already exists"):
-        recover_trace(plain)
-    assert recover_trace(plain, overwrite=True).output
+        recover_trace(path)
+    assert recover_trace(path, overwrite=True).output
 
 
 def test_in_place_replaces_the_file_and_keeps_the_broken_one(tmp_path: Path) -> None:
@@ -281,6 +282,14 @@ def test_in_place_replaces_the_file_and_keeps_the_broken_one(tmp_path: Path) -> 
     assert path.read_bytes() == cut
     recover_trace(path, in_place=True, overwrite=True)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["t.json.gz", "t.json.gz.broken"]
+
+
+def test_in_place_writes_no_gzip_under_the_name_of_another_packing(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("t.json", array(A)[:-3])
+    with pytest.raises(TraceFormatError, match="packed with zip; recovery in place writes plain files and gzip"):
+        recover_trace(tmp_path / "t.zip", in_place=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["t.zip"]
 
 
 def test_in_place_touches_nothing_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,15 +337,6 @@ def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
 
 
-@pytest.mark.parametrize(
-    ("data", "other"),
-    [(b'{"a": 1}', True), (gzip.compress(b"[]", mtime=0), True), (b'{"a": 1', False), (b"", False), (b"\0", False)],
-)
-def test_other_json_documents_are_told_from_lost_traces(tmp_path: Path, data: bytes, other: bool) -> None:
-    (tmp_path / "t.json").write_bytes(data)
-    assert is_other_json(str(tmp_path / "t.json")) == other
-
-
 MEASURE = """
 import re, sys
 from pathlib import Path
@@ -376,3 +376,221 @@ def test_memory_is_bounded_whatever_is_in_fifty_megabytes(tmp_path: Path, kind: 
     assert events == (size // len(line) + 1 if piece is line else 1)
     # The file and its events decoded would take several hundred MB. An event may have 16 MiB, and is decoded once.
     assert grown_kib < (100 if kind in ("torn in a list", "one text") else 50) * 1024
+
+
+EVENTS = [
+    event(ph="M", name="tracekit_metadata", args=METADATA),
+    event(ph="M", name="thread_name", args={"name": 'a "quoted" \\ thread'}),
+    begin(1.5, "stép", cat="loop"),
+    b'{ "ph": "X", "ts":2,\n"dur" : 0.25, "pid":1,"tid":1, "name":"br{ace\\"d [", "args": {"n": [[1, {"ph": 0}], "],", {}]}}',
+    '{"ph":"X","pid":1,"ts":3.50,"tid":1,"dur":1e0,"name":"名 😀","args":{"x":1e-7,"z":12345678901234567890}}'.encode(),
+    counter('{"train":-1.5}'),
+    end(9, "stép", cat="loop"),
+    event(ph="i", ts=9.125, s="t", name="saw"),
+]
+ARRAY = b"[\n" + b",\n".join(EVENTS) + b"\n]\n"
+HEAD = b'{\n"schemaVersion": 1,\n"deviceProperties": [{"id": 0, "name": "a, \\"b\\": [GPU]"}],\n"traceEvents": [\n'
+TAIL = b'\n],\n"displayTimeUnit": "ms", "baseTimeNanoseconds": 1790857026000000000\n}\n'
+OBJECT = HEAD + b",\n".join(EVENTS[1:]) + TAIL
+FORMS = {"array": ARRAY, "object": OBJECT}
+DAMAGES = [b"", b"\0\0\0", b"\0" * 300, b"\n[\n", b'{"ph":"X","name":"fo']
+SAME_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of small files need not reach the disk."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+def ends(form: str) -> list[tuple[bytes, int]]:
+    """Return the events of the trace, each with the place where it ends."""
+    found, at = [], 0
+    for one in EVENTS if form == "array" else EVENTS[1:]:
+        at = FORMS[form].index(one, at) + len(one)
+        found.append((one, at))
+    return found
+
+
+def complete(form: str, length: int) -> list[bytes]:
+    """Return the events that end within the first bytes of the trace."""
+    return [one for one, end in ends(form) if end <= length]
+
+
+def read(path: Path) -> tuple[list[bytes], SalvageReader]:
+    with SalvageReader(str(path)) as reader:
+        return [raw.text for run in reader.raw_runs() for raw in run], reader
+
+
+def check(path: Path, expected: list[bytes], form: str, *, whole: bool) -> None:
+    """Recover a file, and hold the result to everything that is promised."""
+    before = path.read_bytes()
+    output = path.with_name("out.json")
+    output.unlink(missing_ok=True)
+    if not expected:
+        with pytest.raises(TraceFormatError, match="nothing can be recovered"):
+            recover_trace(path, output)
+        assert not output.exists()
+        return
+    report = recover_trace(path, output)
+    assert path.read_bytes() == before
+    assert (report.events, report.form, report.whole) == (len(expected), form, whole)
+    assert (report.lost_parts, report.complete) == (0, True)
+    if whole:
+        assert not output.exists()
+        return
+    found, _ = read(output)
+    if form == "array":
+        assert found.pop().startswith(b'{"ph":"M","name":"tracekit_summary"')
+    assert found == expected
+    validation = validate_trace(str(output))
+    assert (validation.errors, validation.not_checked) == (0, None)
+    assert recover_trace(output).whole
+    names = [json.loads(one)["name"] for one in expected]
+    is_open = "stép" in names and names.count("stép") == 1
+    assert [slice_.name for slice_ in report.open_slices] == (["stép"] if is_open else [])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_prefix_gives_exactly_its_complete_events(tmp_path: Path, form: str) -> None:
+    data, path = FORMS[form], tmp_path / "t.json"
+    closed = len(data.rstrip())  # only white space may follow the closed trace
+    for length in range(len(data) + 1):
+        path.write_bytes(data[:length])
+        found, reader = read(path)
+        assert found == complete(form, length), length
+        assert reader.lost_parts == 0, length
+        assert set(reader.repair_counts) <= {"trailing_comma"}, length
+        assert not reader.repair_counts or (found and length < closed), length
+        assert reader.closed == (length >= closed), length
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@SAME_FOLDER
+@given(share=st.floats(0, 1))
+def test_a_prefix_is_recovered_to_a_whole_trace_of_its_events(
+    tmp_path: Path, form: str, packed: bool, share: float
+) -> None:
+    data, path = FORMS[form], tmp_path / "t.json"
+    file = gzip.compress(data, mtime=0) if packed else data
+    cut = file[: round(share * len(file))]
+    text = unpacked(cut) if packed else cut
+    path.write_bytes(cut)
+    check(path, complete(form, len(text)), form, whole=cut == file if packed else len(text) >= len(data.rstrip()))
+
+
+def unpacked(cut: bytes) -> bytes:
+    """Return the bytes that zlib unpacks from a cut gzip file of several members."""
+    text = b""
+    while cut:
+        inflater = zlib.decompressobj(31)
+        text += inflater.decompress(cut) + inflater.flush()
+        cut = inflater.unused_data
+    return text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_prefix_of_a_gzip_file_of_several_members_gives_its_complete_events(tmp_path: Path, form: str) -> None:
+    data, path = FORMS[form], tmp_path / "t.json.gz"
+    third = len(data) // 3
+    members = [data[:third], data[third : 2 * third], data[2 * third :]]
+    packed = b"".join(gzip.compress(member, mtime=0) for member in members)
+    for length in range(len(packed) + 1):
+        path.write_bytes(packed[:length])
+        found, reader = read(path)
+        assert found == complete(form, len(unpacked(packed[:length]))), length
+        assert reader.lost_parts == 0, length
+
+
+def pieces(reader: SalvageReader, size: int) -> None:
+    """Make the reader get its file in small pieces, as it would a large one."""
+    stream = reader._stream
+    whole = stream.read()
+    parts: Iterator[bytes] = iter([whole[at : at + size] for at in range(0, len(whole), size)])
+    stream.read = lambda: next(parts, b"")  # type: ignore[method-assign]
+
+
+@SAME_FOLDER
+@given(
+    size=st.integers(1, 200),
+    form=st.sampled_from(["array", "object"]),
+    at=st.integers(0, len(OBJECT)),
+    damage=st.sampled_from([*DAMAGES, b"garbage", b"}", b'"', b"]"]),
+)
+def test_where_the_pieces_of_a_file_end_makes_no_difference(
+    tmp_path: Path, size: int, form: str, at: int, damage: bytes
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(FORMS[form][:at] + damage + FORMS[form][at:])
+    expected, whole = read(path)
+    with SalvageReader(str(path)) as reader:
+        pieces(reader, size)
+        assert [raw.text for run in reader.raw_runs() for raw in run] == expected
+    for name in ("losses", "tail", "repair_counts", "closed", "keys", "form", "lost_events"):
+        assert getattr(reader, name) == getattr(whole, name)
+
+
+@SAME_FOLDER
+@given(
+    form=st.sampled_from(["array", "object"]),
+    at=st.integers(0, len(OBJECT)),
+    hole=st.integers(0, 400),
+    damage=st.sampled_from([*DAMAGES, b"\nkilled\n", b"\xff\xfe"]),
+)
+def test_damage_in_the_middle_costs_only_the_events_it_touches(
+    tmp_path: Path, form: str, at: int, hole: int, damage: bytes
+) -> None:
+    data, path, output = FORMS[form], tmp_path / "t.json", tmp_path / "out.json"
+    start = len(HEAD) if form == "object" else data.index(EVENTS[0]) + len(EVENTS[0])
+    stop = ends(form)[-1][1]
+    at = start + at % (stop - start)
+    behind = min(at + hole, stop)
+    path.write_bytes(data[:at] + damage + data[behind:])
+    untouched = [one for one, end in ends(form) if end <= at or end - len(one) >= behind]
+    found, reader = read(path)
+    # Two halves may form one event. The object form also repairs quotes.
+    assert [one for one in found if one in untouched] == untouched
+    assert len(found) <= len(untouched) + 1 + (b"[" in damage)
+    if form == "object":
+        assert reader.keys["baseTimeNanoseconds"] == b"1790857026000000000"
+    output.unlink(missing_ok=True)
+    report = recover_trace(path, output)
+    if not report.whole:
+        json.loads(output.read_bytes())
+        assert recover_trace(output).whole
+
+
+@SAME_FOLDER
+@given(
+    data=st.binary(max_size=300) | st.text('[]{}",:\\\n\0pht1 ', max_size=300).map(str.encode),
+    start=st.sampled_from(["", "[", '{"traceEvents":[', "\x1f"]),
+)
+def test_any_bytes_end_in_a_report_or_in_the_error_of_the_format(tmp_path: Path, data: bytes, start: str) -> None:
+    path, output = tmp_path / "t.json", tmp_path / "out.json"
+    output.unlink(missing_ok=True)
+    path.write_bytes(start.encode() + data)
+    whole = True
+    with contextlib.suppress(TraceFormatError):
+        report = recover_trace(path, output)
+        whole = report.whole
+        assert report.lines()
+    assert whole != output.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("a.json", "a"),
+        ("a.json.gz", "a"),
+        ("b/.json", "b/.json"),
+        ("a.json.tmp", "a"),
+        ("a.json.zst", "a"),
+        ("x", "x"),
+        ("a.pftrace.gz", "a"),
+        ("s3://b/a.json.gz?versionId=1", "s3://b/a"),
+    ],
+)
+def test_the_name_of_the_output_keeps_that_of_the_input(name: str, bare: str) -> None:
+    assert recovered_copies(name) == (f"{bare}.recovered.json", f"{bare}.recovered.json.gz")
+    assert copy_name(name, ANONYMOUS) == f"{bare}.anonymous.json"

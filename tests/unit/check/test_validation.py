@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.bad_traces import (
     ARCHIVE_RULES,
     BAD_OWN_TRACES,
     BAD_TRACES,
-    FIRST,
     GOOD_TRACES,
-    LAST,
-    BadOwnTrace,
     BadTrace,
     array,
     begin,
@@ -28,14 +20,12 @@ from tests.bad_traces import (
     flow,
     merged_trace,
     metadata,
-    object_,
     rank_trace,
     slice_,
 )
 from tracekit.check.schemas import compile_schema
 from tracekit.check.validation import RULES, validate_trace
 from tracekit.check.validation.report import KEPT_PER_RULE
-from tracekit.errors import TraceFormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,13 +41,13 @@ def validate(folder: Path, data: bytes, **options: bool) -> ValidationReport:
 
 
 @pytest.mark.parametrize("bad", [*BAD_TRACES, *BAD_OWN_TRACES], ids=lambda bad: bad.name)
-def test_each_bad_file_breaks_its_rule_and_no_other(bad: BadTrace | BadOwnTrace, tmp_path: Path) -> None:
+def test_each_bad_file_breaks_its_rule_and_no_other(bad: BadTrace, tmp_path: Path) -> None:
     report = validate(tmp_path, bad.data)
     assert set(report.counts) == {bad.rule}
     assert report.problems[0].event == bad.event
     assert report.problems[0].severity == RULES[bad.rule].severity(report.kind)
-    assert (report.kind == "other") == isinstance(bad, BadTrace)
-    assert isinstance(bad, BadTrace) or report.counts == {bad.rule: 1}
+    assert (report.kind == "other") == (bad in BAD_TRACES)
+    assert bad in BAD_TRACES or report.counts == {bad.rule: 1}
 
 
 def test_every_rule_has_a_bad_file() -> None:
@@ -142,67 +132,9 @@ def test_without_jsonschema_the_report_says_that_the_schemas_were_left_out(
     assert "tracekit-ml[validate]" in str(report.not_checked)
 
 
-@pytest.mark.parametrize(
-    ("folder", "rules"),
-    [
-        ("dlrm_8gpu", set()),
-        ("torch_2.13_gloo", {"perfetto-overlap"}),
-        ("single_gpu", {"perfetto-overlap", "perfetto-process-id"}),
-    ],
-)
-def test_real_traces_that_perfetto_loads_have_no_errors(folder: str, rules: set[str], traces: RealTraces) -> None:
-    files = sorted((traces / folder).glob("*.json.gz"))
-    assert files
-    reports = [validate_trace(str(path)) for path in files]
-    assert [report.file for report in reports if report.errors] == []
-    assert {rule for report in reports for rule in report.counts} == rules
-
-
 @pytest.mark.parametrize("name", ["names", "meta_quotes", "stack_quotes"])
 def test_what_torch_writes_wrong_is_an_error(name: str, traces: RealTraces) -> None:
     report = validate_trace(str(traces / "torch_2.13_quirks" / f"{name}.json.gz"))
     assert set(report.counts) == {"perfetto-invalid-json"}
     assert report.errors > 0
     assert report.problems[0].offset_bytes is not None
-
-
-GOOD_FILES = [
-    rank_trace(begin(1), slice_(2, 3), flow("s", 2), event(ph="C", ts=4, name="loss", args={"loss": 1.5}), end(9, ...)),
-    merged_trace(slice_(2, 3), flow("b", 5, id=..., id2={"local": 1}), event(ph="i", ts=4, s="p", name="i")),
-    gzip.compress(object_(FIRST, LAST), mtime=0),
-]
-SPOILERS = [
-    b"",
-    b'"',
-    b"{",
-    b"}",
-    b"]",
-    b",",
-    b"\\",
-    b"\0",
-    b"\xff",
-    b"NaN",
-    b"null",
-    b"-",
-    b"1e400",
-    b"\\ud83d",
-    b"[" * 2000,
-]
-
-
-@given(
-    data=st.sampled_from(GOOD_FILES),
-    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), st.sampled_from(SPOILERS)), min_size=1, max_size=3),
-)
-def test_whatever_is_wrong_with_a_file_there_is_a_report_or_one_sentence(
-    data: bytes, changes: list[tuple[float, int, bytes]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    for place, length, spoiler in changes:
-        at = int(place * len(data))
-        data = data[:at] + spoiler + data[at + length :]
-    path = tmp_path_factory.getbasetemp() / "spoiled.json"
-    path.write_bytes(data)
-    with contextlib.suppress(TraceFormatError):  # what no longer begins as JSON
-        report = validate_trace(str(path))
-        assert json.loads(json.dumps(report.as_dict()))["errors"] == report.errors
-        assert sum(report.counts.values()) == report.errors + report.warnings

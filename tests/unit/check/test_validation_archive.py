@@ -101,6 +101,8 @@ BAD_ARCHIVES = {
     "twice": ("archive-member", tar([("a.json", GOOD), ("a.json", GOOD)])),
     "not ascii": ("archive-member", zip_([("ü.json", GOOD)])),
     "method": ("archive-member", zip_([("a.json", GOOD)], zipfile.ZIP_BZIP2)),
+    "a name that is no text": ("archive", zip_([("ü.json", GOOD)]).replace("ü".encode(), b"\xff\xff")),
+    "no name": ("archive", zip_([("\t", GOOD)]).replace(b"\t", b"\0")),
     "absent": ("manifest", tar([("a.json", GOOD), (MANIFEST, manifest(A, B))])),
     "listed twice": ("manifest", tar([*TRACES, (MANIFEST, manifest(A, A))])),
     "unknown reference": ("manifest", tar([*TRACES, (MANIFEST, manifest(placed("b.json")))])),

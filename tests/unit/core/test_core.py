@@ -1,24 +1,36 @@
-"""The compiled core of the merge: when it is used, which events it takes, and that it depends on nothing but their bytes."""
+"""The compiled core of the merge: when it is used, which events it takes, and that both cores write and report the same."""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
+import tempfile
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.both_cores import MANY_IDS, merged, small_pieces
+from tests import both_cores
+from tests.bad_traces import BAD_OWN_TRACES, BAD_TRACES, GOOD_TRACES
+from tests.both_cores import MANY_IDS, assert_same, merged, pure, small_pieces
 from tracekit import core
+from tracekit.errors import MergeError
+from tracekit.merge import merge_traces
+from tracekit.merge.rewrite import unit
 from tracekit.merge.rewrite.events import EventRewriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from tests.real_traces import RealTraces
+
 
 needs_core = pytest.mark.core
 
@@ -172,18 +184,6 @@ def test_rewriter_writes_an_event_the_same_whatever_stood_before(settings: tuple
 
 
 @needs_core
-def test_rewriter_changes_nothing_but_what_it_must() -> None:
-    text = b",\n".join([SLICE, FLOW])
-    found = rewritten(make_rewriter(10**9 + 1, 10**10), text)[2]
-    wanted = text.replace(b'"pid":5,"tid":6', b'"pid":1001,"tid":8         ').replace(b"1.500", b"1000001.501", 1)
-    wanted = wanted.replace(b"2.000", b"1000002.001") + b",\n"
-    wanted = wanted.replace(b'"correlation":3', b'"correlation":10000000003').replace(b'id": 4', b'id": 10000000004')
-    assert found == wanted.replace(b'"id":7', b'"id":10000000007')
-    plain = text.replace(b'5,"tid":6', b'1001,"tid":8         ') + b",\n"
-    assert rewritten(make_rewriter(), text) == (MORE, 0, plain)
-
-
-@needs_core
 def test_rewriter_asks_for_an_unknown_track() -> None:
     rewriter = make_rewriter()
     text = SLICE.replace(b'"pid":5', b'"pid":"Spans","cat":"c"')
@@ -277,12 +277,63 @@ ODD = {
 }
 
 
+DAMAGED = {bad.name: bad.data for bad in (*BAD_TRACES, *BAD_OWN_TRACES)} | GOOD_TRACES
+DAMAGED |= {name: text.encode() for name, text in ODD.items()}
+
+
+def check_merges(files: list[bytes], **options: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"rank{number}.json" for number in range(len(files))]
+        for path, data in zip(paths, files, strict=True):
+            path.write_bytes(data)
+        output = Path(folder) / "merged.json"
+        found = merged(paths, output, **options)
+        with pure():
+            assert_same(found, merged(paths, output, **options))
+
+
 @needs_core
-@pytest.mark.parametrize("case", ODD)
-def test_both_write_the_same_of_what_is_rare(tmp_path: Path, case: str) -> None:
-    path = tmp_path / "rank0.json"
-    path.write_text(ODD[case])
-    compiled = merged([path], tmp_path / "merged.json")
-    with mock.patch.object(core, "merge", None):
-        assert merged([path], tmp_path / "merged.json") == compiled
-    assert isinstance(compiled, tuple)
+@settings(suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**64), st.sampled_from([300, 700, 5_000]))
+def test_both_write_the_same_merge(seed: int, piece_bytes: int) -> None:
+    source = random.Random(seed)
+    with small_pieces(piece_bytes):
+        files = [both_cores.trace(source) for _ in range(source.randrange(1, 4))]
+        check_merges(
+            files, args=source.choice(["all", "all", "ids", "none"]), snap_overlaps_ns=source.choice([0, 2_000])
+        )
+
+
+@needs_core
+@settings(suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**64), st.sampled_from([0, 300, 2_000, 8_000]), st.sampled_from([".json.gz", ".pftrace"]))
+def test_held_or_put_aside_or_rewritten_the_bytes_are_the_same(seed: int, held_bytes: int, suffix: str) -> None:
+    source = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder, small_pieces(300):
+        paths = [Path(folder) / f"rank{number}.json" for number in range(2)]
+        for path in paths:
+            path.write_bytes(both_cores.trace(source))
+        held, streamed = (Path(folder) / f"{name}{suffix}" for name in ("held", "streamed"))
+        try:
+            merge_traces(held, paths)
+        except MergeError:
+            return
+        with mock.patch.object(unit, "_HELD_BYTES", held_bytes):
+            merge_traces(streamed, paths)
+        assert streamed.read_bytes() == held.read_bytes()
+
+
+@needs_core
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_both_do_the_same_with_bad_and_good_traces(data: bytes) -> None:
+    check_merges([data, data])
+
+
+@needs_core
+def test_both_do_the_same_with_real_traces(tmp_path: Path, traces: RealTraces) -> None:
+    for number, folder in enumerate(traces.folders()):
+        paths = sorted(path for path in folder.iterdir() if ".json" in path.name)[:4]
+        output = tmp_path / f"{number}.json"
+        found_merge = merged(paths, output)
+        with pure():
+            assert found_merge == merged(paths, output), folder

@@ -56,7 +56,10 @@ def test_whatever_the_value_the_bytes_are_json_for_strict_readers(value: Any) ->
 
 @given(
     st.recursive(
-        st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.text(st.characters(codec="utf-8"), max_size=99),
+        st.none()
+        | st.booleans()
+        | st.integers(-(1 << 63), (1 << 64) - 1)
+        | st.text(st.characters(codec="utf-8"), max_size=99),
         st.lists,
         max_leaves=5,
     )

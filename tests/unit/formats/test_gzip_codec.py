@@ -1,25 +1,29 @@
-"""Gzip with the fast codec and without it."""
+"""Gzip with the fast codec and without it, and its thread: everything is put away once and in order, and no error is lost."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import random
-import subprocess
-import sys
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.bad_traces import rank_trace, slice_
+from tests.bad_traces import slice_
 from tracekit.formats import gzip_codec
 from tracekit.formats.byte_stream import PIECE_BYTES, ByteStream
-from tracekit.formats.gzip_codec import GzipWriter
+from tracekit.formats.gzip_codec import Behind, GzipWriter
 
-ROOT = Path(__file__).resolve().parents[3]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
 TEXT = b"".join(slice_(number, number % 77, f"slice {number % 13}") for number in range(20_000))
 
 
@@ -94,24 +98,67 @@ def test_what_a_damaged_file_holds_is_read_and_the_damage_told(
     assert len(found) >= len(expected) - (PIECE_BYTES if rest else 64)
 
 
-WITH = "import sys\nfrom tracekit.cli import main\nsys.exit(main(sys.argv[1:]))"
-WITHOUT = f"""
-import sys
-sys.modules["isal"] = None
-from tracekit.formats import gzip_codec
-assert gzip_codec._codec.__name__ == "zlib"
-{WITH}
-"""
+def give_all(put: Callable[[int], object], items: Iterable[int]) -> None:
+    with Behind[int](put) as behind:
+        for item in items:
+            behind.give(item)
 
 
-def test_a_merge_needs_no_fast_codec(tmp_path: Path) -> None:
-    lines = [slice_(10 * number, 15, f"slice {number}") for number in range(1, 5000)]
-    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(rank_trace(*lines)))
-    merged = []
-    for code in (WITHOUT, WITH):
-        command = [sys.executable, "-c", code, "merge", "-q", "-f", "-o", "out.json.gz", "rank0.json.gz"]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-        merged.append(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))
-    assert merged[0] == merged[1]
+def test_items_are_put_away_in_order_by_another_thread() -> None:
+    found: list[tuple[int, int]] = []
+    with Behind[int](lambda item: found.append((item, threading.get_ident()))) as behind:
+        for item in range(100):
+            behind.give(item)
+    assert [item for item, _ in found] == list(range(100))
+    assert len({thread for _, thread in found} - {threading.get_ident()}) == 1
+
+
+def test_few_items_wait_at_a_time() -> None:
+    may_go = threading.Semaphore(5)
+    given: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(10):
+            given.append(item)
+            yield item
+
+    giver = threading.Thread(target=give_all, args=(lambda _: may_go.acquire(), items()))
+    giver.start()
+    giver.join(0.2)
+    assert giver.is_alive()
+    assert len(given) <= 9  # five are put away, three wait, and one is to be given
+    may_go.release(5)
+    giver.join(60)
+    assert not giver.is_alive()
+
+
+@pytest.mark.parametrize("count", [100, 4], ids=["of an early item", "of the last item"])
+def test_an_error_comes_back_and_what_waits_is_left(count: int) -> None:
+    found: list[int] = []
+
+    def put(item: int) -> None:
+        if item == 3:
+            raise OSError(28, "No space left on device")
+        found.append(item)
+
+    with pytest.raises(OSError, match="No space left"):
+        give_all(put, range(count))
+    assert found[:3] == [0, 1, 2]
+    assert len(found) < 10
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_where_no_thread_can_be_started_the_caller_puts_away(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    submit, submitted = ThreadPoolExecutor.submit, []
+
+    def refuse(self: ThreadPoolExecutor, *args: Any) -> Any:
+        submitted.append(args)
+        if len(submitted) > threads:
+            raise RuntimeError("can't start new thread")
+        return submit(self, *args)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    found: list[int] = []
+    give_all(found.append, range(10))
+    assert found == list(range(10))
+    assert len(submitted) == threads + 1

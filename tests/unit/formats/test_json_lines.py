@@ -10,7 +10,6 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from tracekit import recover_trace, validate_trace
 from tracekit.formats import byte_stream
 from tracekit.formats.trace_stream import form_of, open_trace
 from tracekit.merge import merge_traces
@@ -77,14 +76,3 @@ def test_json_lines_that_are_cut_lose_only_the_last_event(tmp_path: Path) -> Non
     path.write_bytes(lines(EVENTS)[:-20])
     report = merge_traces(str(tmp_path / "m.json"), [str(path)])
     assert [(drop.reason, drop.count) for drop in report.dropped] == [("cut_event", 1)]
-
-
-def test_json_lines_are_an_array_in_an_archive_and_after_a_recovery(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(lines(EVENTS))
-    report = merge_traces(str(tmp_path / "m.zip"), [str(path)])
-    assert report.complete
-    assert list((report.rewritten or {}).values()) == ["it is not JSON"]
-    assert recover_trace(path, tmp_path / "recovered.json").complete
-    assert json.loads((tmp_path / "recovered.json").read_bytes()) == EVENTS
-    assert "tracekit convert makes an array of them" in str(validate_trace(str(path)).problems[0])

@@ -71,12 +71,6 @@ def written(store: PacketStore) -> Any:
     return trace(*iter(store.packets, None))
 
 
-@given(st.integers(-(2**63), 2**64 - 1))
-def test_a_number_is_what_it_was(number: int) -> None:
-    packet = trace(pftrace.packet(b"\x40" + pftrace.varint(number))).packet[0]
-    assert packet.timestamp == number % 2**64
-
-
 @given(
     number=st.integers(1, 2**32 - 1),
     time_ns=st.integers(0, 2**63 - 3),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,8 @@ from referencing import Registry, Resource
 
 from tests.bad_traces import METADATA
 from tests.result_schemas import RESULTS, schema_text
-from tracekit.check import schemas
 from tracekit.check.schemas import RANK_METADATA, TRACE_EVENT, compile_schema, load_schema
 from tracekit.check.validation.trace import shape
-from tracekit.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +80,6 @@ def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rank", "0"),
         ("rank", True),
         ("rank", "0" * 10_000),
         ("world_size", 0),
@@ -92,9 +88,7 @@ def test_every_field_of_the_rank_metadata_is_required_and_described() -> None:
         ("clock", {"wall_ns": 1}),
         ("pid", 2**32),
         ("run_id", ""),
-        ("attempt", None),
         ("worker", "0"),
-        ("parent_pid", -1),
         ("counts", "local"),
     ],
 )
@@ -104,17 +98,6 @@ def test_wrong_rank_metadata_is_refused_with_the_name_of_the_field(field: str, v
     wrong = check({**METADATA, field: value}) or ""
     assert wrong.startswith(f"{field}:")
     assert len(wrong) < 300
-
-
-def test_without_jsonschema_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_schema.cache_clear()
-    monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-ml\[validate\]'"):
-        compile_schema(TRACE_EVENT)
-
-
-def test_only_compiling_imports_jsonschema() -> None:
-    assert "jsonschema" not in vars(schemas)
 
 
 values: st.SearchStrategy[Any] = st.sampled_from(
@@ -127,7 +110,7 @@ values: st.SearchStrategy[Any] = st.sampled_from(
         {"step_ns": 1, "monotonic_ns": 1}, {"file": ""}, {"file": "a"},
         *({"slices": 1, "instants": 0, "counters": 0, "dropped": {"full": n}} for n in (0, -1, "1")),
     ]
-)  # fmt: skip
+) | st.one_of(st.integers(-(2**65), 2**65), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5))  # fmt: skip
 good: dict[str, Any] = {"name": "x", "cat": "c", "ts": 1.5, "dur": 1, "pid": 1, "tid": 1}
 names = ["process_name", "thread_sort_index", "tracekit_clock_anchor", "tracekit_clock_step", "tracekit_companion"]
 events = st.builds(
@@ -145,21 +128,8 @@ events = st.builds(
 )
 
 
-def assert_one_verdict(*alike: dict[str, Any]) -> None:
-    """Check two events against the schema, which validation does for one of each shape only."""
-    if shape(alike[0]) == shape(alike[1]):
-        assert len({compile_schema(TRACE_EVENT)(event) is None for event in alike}) == 1
-
-
 @given(events, events)
 def test_events_of_one_shape_have_one_verdict(first: dict[str, Any], second: dict[str, Any]) -> None:
-    assert_one_verdict(first, second)
-
-
-scalars = st.one_of(st.integers(-(2**65), 2**65), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5))
-
-
-@given(st.sampled_from(["pid", "ts", "id", "s"]), scalars, scalars, st.sampled_from("XCsib"))
-def test_values_of_one_shape_have_one_verdict(key: str, first: Any, second: Any, phase: str) -> None:
-    event = {"ph": phase, **good, "args": {"a": 1}}
-    assert_one_verdict({**event, key: first}, {**event, key: second})
+    """Validation checks one event of each shape."""
+    if shape(first) == shape(second):
+        assert len({compile_schema(TRACE_EVENT)(event) is None for event in (first, second)}) == 1

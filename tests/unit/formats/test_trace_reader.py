@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from tracekit.errors import StorageError, TraceFormatError
+from tracekit.errors import TraceFormatError
 from tracekit.formats import byte_stream
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.formats.json import reader as reader_module
@@ -264,11 +264,6 @@ def test_what_is_no_trace_is_refused_with_a_reason(write: Any, content: bytes, r
     with pytest.raises(TraceFormatError, match=reason) as caught:
         TraceReader(str(path))
     assert caught.value.path == str(path)
-
-
-def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="absent"):
-        TraceReader(str(tmp_path / "absent.json"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import random
 import sys
 import zipfile
@@ -33,9 +32,9 @@ def read(path: Path, limit_bytes: int | None = None) -> tuple[bytes, str | None]
         return b"".join(pieces), stream.damage
 
 
-def zipped(**members: bytes | str) -> bytes:
+def zipped(method: int = zipfile.ZIP_DEFLATED, /, **members: bytes | str) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return buffer.getvalue()
@@ -135,29 +134,25 @@ def test_zip_with_one_trace_is_read_as_that_trace(tmp_path: Path, members: dict[
         (zipped(**{f"{name}.json": "" for name in "abcdefg"}), r"holds 7 files \(a.json, .*, e.json \.\.\.\)"),
         (zipped(**{"perfetto_manifest.json": "{}"}), "is empty"),
         (zipped(**{"a.json": TEXT})[:-30], "cannot be read: File is not a zip file"),
+        (zipped(**{"ü.json": TEXT}).replace("ü".encode(), b"\xff\xff"), "cannot be read: 'utf-8' codec"),
+        (zipped(**{"a.json": TEXT})[9:], "cannot be read: "),
     ],
-    ids=["two", "seven", "none", "cut"],
+    ids=["two", "seven", "none", "cut", "a name that is no text", "an offset before the file"],
 )
 def test_zip_without_exactly_one_trace_is_refused_with_the_names(tmp_path: Path, content: bytes, reason: str) -> None:
-    (tmp_path / "t.zip").write_bytes(content)
+    (tmp_path / "t.zip").write_bytes(content if content.startswith(b"PK") else b"PK\3\4" + content[4:])
     with pytest.raises(TraceFormatError, match=reason):
         ByteStream(str(tmp_path / "t.zip"))
 
 
-def test_damaged_zip_yields_all_before_the_damage_and_reports_it(tmp_path: Path) -> None:
-    content = bytearray(zipped(**{"a.json": TEXT}))
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_zip_yields_all_before_the_damage_and_reports_it(tmp_path: Path, method: int) -> None:
+    content = bytearray(zipped(method, **{"a.json": TEXT}))
     content[len(content) // 2] ^= 0xFF
     (tmp_path / "t.zip").write_bytes(content)
     text, damage = read(tmp_path / "t.zip")
     assert TEXT.startswith(text[: len(text) // 2])
     assert (damage or "").startswith("the zip data is damaged (")
-
-
-def test_zip_merges_under_the_rank_in_its_name(tmp_path: Path) -> None:
-    event = {"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1}
-    (tmp_path / "rank3.json.zip").write_bytes(zipped(**{"trace.json": json.dumps([event])}))
-    report = merge_traces(str(tmp_path / "m.json"), [str(tmp_path / "rank3.json.zip")])
-    assert [item.rank for item in report.inputs] == [3]
 
 
 @pytest.mark.parametrize("stream", [ByteStream, SalvageStream])

@@ -48,6 +48,12 @@ def groups(*groups: tuple[str, Any]) -> dict[str, Any]:
         ("trace_tp_rank_1_pp_rank_0.json", {"tp": 1, "pp": 0}, None),
         ("zero_pp_rank_3_mp_rank_01.json", {"dp": 3, "tp": 1}, None),
         ("rank_tp1_pp0_dp2.json", {"tp": 1, "pp": 0, "dp": 2}, None),
+        # The place on a host, which is that in the run where the name states no other and no node.
+        ("local_rank_0_rank_3.json", {}, 3),
+        ("node_rank_1_global_rank_9.json", {}, 9),
+        ("trace_local_rank_2.json", {}, 2),
+        ("node1_local_rank_2.json", {}, None),
+        ("group_rank_1.json", {}, None),
         # Sizes, and words that look like labels.
         ("llama_tp8_pp2_rank3.json", {}, 3),
         ("moe_dp2tp4.json", {}, None),

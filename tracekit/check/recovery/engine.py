@@ -1,4 +1,4 @@
-"""Recovery of one trace: read the file twice, the first time to see what is wrong, the second time to write it clean."""
+"""Recovery of one trace: read events up to the first damage, copy the bytes before it, and write the events behind it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -15,7 +16,7 @@ from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.gzip_codec import GzipWriter
 from tracekit.formats.json.repair import repair_text
-from tracekit.formats.json.salvage import SalvageReader
+from tracekit.formats.json.salvage import SalvageReader, SalvageStream
 from tracekit.formats.json.window import LostBytes
 from tracekit.formats.rank_trace import BASE_TIME_KEY, METADATA_EVENT, SUMMARY_EVENT
 from tracekit.formats.trace_event import Event, decode_dict, encode_json, raw_field
@@ -67,42 +68,43 @@ def recover_trace(
     Raises:
         ConfigError: The arguments do not go together.
         StorageError: The file cannot be read, or the output not written, or it is there already.
-        TraceFormatError: The file has no events.
+        TraceFormatError: The file has no events, or is packed in a form that is not written in place.
     """
-    path, output = _check(
+    path, output, packing = _check(
         check_path("path", path), None if output is None else check_path("output", output), in_place=in_place
     )
     before = _state(path)
-    found = _Recovery(path)
-    for _ in found.runs():
-        pass
-    report = found.report()
-    if report.whole and (report.events or report.form == "object"):
-        return report
-    if not report.events:
-        reason = "; ".join(report.damages) or "it does not hold one whole event"
-        raise TraceFormatError(report.path, f"nothing can be recovered: {reason}")
-    output = output or (path if in_place else recovered_copies(path)[report.compressed])
-    compress = report.compressed if in_place else output.endswith(".gz")
-    kept_as = Path(f"{path}.broken") if in_place else None
-    if kept_as is not None and os.path.lexists(kept_as) and not overwrite:
-        raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
-    # In place, the file stays readable for those who could read it.
-    mode = Path(path).stat().st_mode & 0o777 if in_place else PRIVATE_MODE
-    with contextlib.ExitStack() as undo:
-        with atomic_write(output, overwrite=overwrite or in_place, mode=mode) as file:
-            recovery = _Recovery(path)
-            with GzipWriter(file) if compress else contextlib.nullcontext(file) as sink:
-                recovery.write(sink, close=close_open_slices)
-            if kept_as is not None:
-                _keep(path, kept_as, before)
-                undo.callback(kept_as.unlink, missing_ok=True)
-        undo.pop_all()
-    return recovery.report(output=without_secrets(output), kept_as=None if kept_as is None else str(kept_as))
+    with contextlib.closing(_Recovery(path)) as recovery:
+        recovery.find_damage()
+        report = recovery.report()
+        if report.whole and (report.events or report.form == "object"):
+            return report
+        if not report.events:
+            reason = "; ".join(report.damages) or "it does not hold one whole event"
+            raise TraceFormatError(report.path, f"nothing can be recovered: {reason}")
+        if in_place and packing not in ("", "gzip"):
+            words = f"damaged, and packed with {packing}; recovery in place writes plain files and gzip; give an output"
+            raise TraceFormatError(report.path, words)
+        output = output or (path if in_place else recovered_copies(path)[report.compressed])
+        compress = report.compressed if in_place else output.endswith(".gz")
+        kept_as = Path(f"{path}.broken") if in_place else None
+        if kept_as is not None and os.path.lexists(kept_as) and not overwrite:
+            raise ExistsError(without_secrets(str(kept_as)), "already exists, from an earlier recovery; move it")
+        # In place, the file stays readable for those who could read it.
+        mode = Path(path).stat().st_mode & 0o777 if in_place else PRIVATE_MODE
+        with contextlib.ExitStack() as undo:
+            with atomic_write(output, overwrite=overwrite or in_place, mode=mode) as file:
+                with GzipWriter(file) if compress else contextlib.nullcontext(file) as sink:
+                    recovery.write(sink, close=close_open_slices)
+                if kept_as is not None:
+                    _keep(path, kept_as, before)
+                    undo.callback(kept_as.unlink, missing_ok=True)
+            undo.pop_all()
+        return recovery.report(output=without_secrets(output), kept_as=None if kept_as is None else str(kept_as))
 
 
-def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None]:
-    """Return the path and the output; raise an error if they exclude each other, or the file is not JSON."""
+def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str | None, str]:
+    """Return the path, the output and the packing; raise an error if they exclude each other, or the file is not JSON."""
     shown = without_secrets(path)
     if not path:
         raise ConfigError("the path of the trace is empty; give the name of a file")
@@ -116,11 +118,11 @@ def _check(path: str, output: str | None, *, in_place: bool) -> tuple[str, str |
         raise ConfigError(f"{shown}: the output is the input; choose another name, or recover in place")
     path = os.path.realpath(path) if in_place else path  # a link stays a link
     with ByteStream(path) as stream:
-        foreign, shown = FOREIGN_FORMS.get(form_of(stream.peek())), stream.path
+        foreign, shown, packing = FOREIGN_FORMS.get(form_of(stream.peek())), stream.path, stream.packing
     if foreign:
         advice = f"tracekit convert {shown} OUTPUT.json writes all that can be read of it"
         raise TraceFormatError(shown, f"this is {foreign}, and recover makes JSON whole; {advice}")
-    return path, output
+    return path, output, packing
 
 
 def _keep(path: str, kept_as: Path, before: tuple[int, int] | None) -> None:
@@ -146,10 +148,15 @@ def _state(path: str) -> tuple[int, int] | None:
 
 
 class _Recovery:
-    """One stream through a file."""
+    """One pass through a file: `find_damage`, then `write`."""
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._reader = SalvageReader(path)
+        self._runs = self._read()
+        self._sound_bytes = 0  # of the unpacked file, up to the end of the last event before any damage
+        self._damaged: list[RawEvent] = []  # the first events behind that
+        self._early: dict[str, bytes] = {}  # the keys before that
         self._slices = CutSlices()
         self._metadata: Event | None = None
         self._counts: Counter[Any] = Counter()  # of events by phase
@@ -160,13 +167,26 @@ class _Recovery:
         self._other_events = 0
         self._lost_before = (0, 0, 0)
 
-    def runs(self) -> Iterator[list[RawEvent]]:
+    def find_damage(self) -> None:
+        """Read up to the first events that are kept behind damage, or to the end."""
+        reader = self._reader
+        for run in self._runs:
+            if not self._sound_bytes:
+                self._early = dict(reader.keys)
+            if reader.is_damaged or self._second_headers or self._other_from is not None:
+                self._damaged = run
+                break
+            self._sound_bytes, self._early = run[-1].offset_bytes + len(run[-1].text), dict(reader.keys)
+
+    def _read(self) -> Iterator[list[RawEvent]]:
         """Yield the events that are kept."""
-        with self._reader:
-            for run in self._reader.raw_runs():
-                kept = [raw for raw in run if self._take(raw)]
-                if kept:
-                    yield kept
+        for run in self._reader.raw_runs():
+            if kept := [raw for raw in run if self._take(raw)]:
+                yield kept
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
 
     def _take(self, raw: RawEvent) -> bool:
         event, reader = raw.event, self._reader
@@ -190,26 +210,36 @@ class _Recovery:
         return True
 
     def write(self, file: BinaryIO | GzipWriter, *, close: bool) -> None:
-        """Write what is kept as a clean trace."""
-        reader = self._reader
-        runs = self.runs()
-        first = next(runs, [])
-        early = dict(reader.keys)
-        if reader.form == "object":
-            file.write(b"{\n" + b"".join(_pair(item) + b",\n" for item in early.items()) + b'"traceEvents": ')
-        file.write(b"[\n" + b",\n".join(raw.text for raw in first))
-        for run in runs:
-            file.write(b"".join(b",\n" + raw.text for raw in run))
+        """Write a clean trace: the bytes before the damage as they are, and the events behind it."""
+        reader, early = self._reader, self._early
+        between = b",\n"
+        if self._sound_bytes:
+            self._copy_sound(file)
+        else:
+            between = b"[\n"
+            if reader.form == "object":
+                file.write(b"{\n" + b"".join(_pair(item) + b",\n" for item in early.items()) + b'"traceEvents": ')
+        for run in chain([self._damaged] if self._damaged else [], self._runs):
+            file.write(between + b",\n".join(raw.text for raw in run))
+            between = b",\n"
         ends = self._slices.ends() if close else []
         self._closed_slices = bool(ends)
         if self._metadata is not None:
             ends.append(self._summary(self._metadata))
-        # Nothing comes before these where every event was in vain, which `recover_trace` has refused.
         file.write(b"".join(b",\n" + line for line in ends) + b"\n]")
         if reader.form == "object":
             late = [item for item in reader.keys.items() if item[0] not in early]
             file.write(b"".join(b",\n" + _pair(item) for item in late) + b"\n}")
         file.write(b"\n")
+
+    def _copy_sound(self, file: BinaryIO | GzipWriter) -> None:
+        left = self._sound_bytes
+        with SalvageStream(self._path) as stream:
+            while left and (piece := stream.read()):
+                file.write(piece[:left])
+                left -= min(left, len(piece))
+        if left:
+            raise StorageError(f"{without_secrets(self._path)}: changes while it is read")
 
     def _summary(self, metadata: Event) -> bytes:
         report, counts = self.report(), self._counts
@@ -232,7 +262,7 @@ class _Recovery:
         return encode_json({"ph": "M", "name": SUMMARY_EVENT, **place_of(metadata), "args": args})
 
     def report(self, *, output: str | None = None, kept_as: str | None = None) -> RecoveryReport:
-        """Return what was found, after the last of `runs`."""
+        """Return what was found so far."""
         reader = self._reader
         repairs = reader.repair_counts
         if self._second_headers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tarfile
 import zipfile
-import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -13,8 +12,8 @@ from tracekit.arguments import check_path
 from tracekit.check.schemas import PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.report import Findings, ValidationReport
 from tracekit.check.validation.trace import validate_stream, validate_trace
-from tracekit.errors import MissingExtraError, TraceFormatError
-from tracekit.formats.archive_file import MANIFEST_KEY
+from tracekit.errors import MissingExtraError, StorageError, TraceFormatError, TracekitError
+from tracekit.formats.archive_file import MANIFEST_KEY, is_damage
 from tracekit.formats.byte_stream import PIECE_BYTES, TraceStream, packing_of
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
@@ -34,7 +33,6 @@ _ZIP_FLAGS: Final = 0xF
 _ENCRYPTED: Final = 1
 _PACKINGS: Final = ("gzip", "zip", "tar")  # that Perfetto unpacks
 _PROTOBUF: Final = b"\n"
-_DAMAGED: Final = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
 def validate_file(path: StrPath, *, schema: bool = True) -> list[ValidationReport]:
@@ -108,7 +106,11 @@ class _Archive:
                 self._check_member(name, member)
             if self._manifest is not None:
                 self._add("manifest", *manifest_problems(self._manifest, self._names, self._containers))
-        except _DAMAGED as error:
+        except TracekitError:
+            raise
+        except Exception as error:
+            if not is_damage(error):
+                raise StorageError(f"{self._path}: cannot be read: {error}") from error
             self._add("archive", f"the archive is cut or damaged ({error})")
         own = self._findings.report(self._path, "other", "archive", len(self._names), self._not_checked)
         return [own, *self._reports]

@@ -54,6 +54,11 @@ class SalvageReader(TraceReader):
         """The number of repairs without loss, by kind."""
         return {found.kind: found.count for found in self.repairs if found.kind not in ("cut_file", "second_events")}
 
+    @property
+    def is_damaged(self) -> bool:
+        """True if anything before the present place was lost or repaired."""
+        return bool(self.repair_counts or self.damages or self.lost_parts or self._lost_from is not None)
+
     def raw_runs(self) -> Iterator[list[RawEvent]]:
         """Yield the events in the order of the file, in runs of bounded size."""
         self._read_head()
