@@ -171,6 +171,8 @@ class ByteStream(TraceStream):
             self._unpack = lambda _: b""
             self._note_damage(f"the {self.packing} data is damaged ({str(error) or 'it is cut off'})")
             return b""
+        except StorageError:
+            raise
         except Exception as error:
             # An object store raises other exceptions.
             raise StorageError(f"{self.path}: cannot be read: {error}") from error
