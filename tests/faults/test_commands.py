@@ -67,7 +67,9 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-@pytest.mark.parametrize("verb", [*(verb for verb in VERBS if "summary" not in verb), "capture TRACE", "upload TRACE"])
+@pytest.mark.parametrize(
+    "verb", [*(verb for verb in VERBS if "summary" not in verb), "capture TRACE", "top --once TRACE", "upload TRACE"]
+)
 def test_the_folder_of_another_user_is_named(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "locked"
     folder.mkdir()
