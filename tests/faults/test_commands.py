@@ -28,6 +28,25 @@ def test_a_full_cache_ends_a_question_with_its_folder_and_the_remedy(tmp_path: P
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_an_account_without_a_home_is_asked_to_name_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container whose user has no entry in /etc/passwd."""
+
+    def no_entry(_: int) -> None:
+        raise KeyError
+
+    for variable in ("HOME", "XDG_CACHE_HOME", "TRACEKIT_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    make_inputs(tmp_path / "in")
+    assert main(["query", str(tmp_path / "in"), "select 1"]) == 1
+    expected = "tracekit: this account has no home folder for the cache; name a folder with TRACEKIT_CACHE\n"
+    assert capsys.readouterr().err == expected
+    monkeypatch.setenv("TRACEKIT_CACHE", str(tmp_path / "cache"))
+    assert main(["query", str(tmp_path / "in"), "select 1"]) == 0
+
+
 VERBS = [
     "merge -f -o OUT TRACE",
     "summary TRACE",

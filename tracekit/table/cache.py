@@ -176,12 +176,21 @@ def open_cache(*, keep: bool = True) -> Iterator[TableCache]:
         with tempfile.TemporaryDirectory(prefix="tracekit-table-") as folder:
             yield TableCache(Path(folder), variable="TMPDIR")
         return
-    named = os.environ.get(FOLDER_VARIABLE)
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit"
     limit = os.environ.get(_SIZE_VARIABLE, "")
     if limit and not (limit.isascii() and limit.isdecimal()):
         raise ConfigError(f"{_SIZE_VARIABLE}={limit!r} is not a number of bytes")
-    yield TableCache(Path(named) if named else default, int(limit) if limit else _MAX_BYTES)
+    yield TableCache(_user_folder(), int(limit) if limit else _MAX_BYTES)
+
+
+def _user_folder() -> Path:
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit"
+    except RuntimeError as error:
+        raise StorageError(
+            f"this account has no home folder for the cache; name a folder with {FOLDER_VARIABLE}"
+        ) from error
 
 
 def key_of(*parts: object) -> str:
