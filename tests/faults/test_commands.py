@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults.processes import ROOT
 from tests.faults.test_merge_outputs import make_inputs, run_under
 from tracekit.cli import main
 
@@ -72,6 +76,17 @@ def test_an_input_that_cannot_be_read_on_is_named(
     code, message = outcome(verb, tmp_path / "rank0.json", capsys)
     assert (code, message.count("\n")) == (1, 1)
     assert message.endswith(f": {tmp_path / 'rank0.json'}: cannot be read: Input/output error\n")
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-"])
+def test_a_command_with_a_closed_stream_does_its_work(tmp_path: Path, closed: str) -> None:
+    make_inputs(tmp_path / "in")
+    merge = f"'{sys.executable}' -m tracekit merge -o out.json in {closed}"
+    done = subprocess.run(
+        ["sh", "-c", merge], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((tmp_path / "out.json").read_bytes())["traceEvents"]
 
 
 @contextlib.contextmanager

@@ -119,6 +119,9 @@ def entry_point() -> None:
     # Imports make thousands of permanent objects. A garbage collection for every 700 of them would visit all of them
     # again.
     gc.set_threshold(50_000)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it: the next file would take its descriptor
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     code = main()
     gc.freeze()  # the end of the process frees them faster than the collections of Python's exit
     sys.exit(code)
