@@ -6,11 +6,13 @@ it; see tests/integration/test_free_threading.py. It prints what it found as JSO
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +91,29 @@ def short_lived(profiler: Profiler) -> None:
         pass
 
 
+@contextlib.contextmanager
+def recording_threads(profiler: Profiler, rounds: int, faults: Faults) -> Iterator[tuple[Called, Callable[[], bool]]]:
+    """Start all threads, and join them in the end; yield their calls, and a function that tells if they still record."""
+    called, barrier = Called(), threading.Barrier(THREADS + 1)
+    arguments = [(profiler, called, number, rounds, barrier) for number in range(THREADS)]
+    threads = [threading.Thread(target=record, args=each, name=f"t{each[2]}") for each in arguments]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    yield called, lambda: any(thread.is_alive() for thread in threads)
+    for thread in threads:
+        thread.join()
+    faults += called.errors
+
+
 def storm(folder: Path, rounds: int, faults: Faults, **options: Any) -> dict[str, Any]:
     """Record with one profiler throughout, while others start and stop, and the training loop steps and flushes."""
     folder.mkdir()
-    called = Called()
-    barrier = threading.Barrier(THREADS + 1)
     inner: list[tuple[Path, Profiler]] = []
     profiler = Profiler(JSONTraceHandler(folder / "outer.json"), rank=0, shutdown_timeout=300.0, **options)
-    with profiler:
-        arguments = [(profiler, called, number, rounds, barrier) for number in range(THREADS)]
-        threads = [threading.Thread(target=record, args=each, name=f"t{each[2]}") for each in arguments]
-        for thread in threads:
-            thread.start()
-        barrier.wait()
+    with profiler, recording_threads(profiler, rounds, faults) as (called, are_recording):
         steps = 0
-        while any(thread.is_alive() for thread in threads):
+        while are_recording():
             path = folder / f"inner{len(inner)}.json"
             with Profiler(JSONTraceHandler(path), rank=0, flush_interval=0.02) as other:
                 inner.append((path, other))
@@ -113,14 +123,9 @@ def storm(folder: Path, rounds: int, faults: Faults, **options: Any) -> dict[str
                         other.step()
                     steps += 1
                 profiler.flush(60)
-        for thread in threads:
-            thread.join()
-    faults += called.errors
     events = account(folder / "outer.json", profiler, faults)
     expected = {kind: called.total(kind) for kind in ("slices", "instants", "counters")}
-    expected["slices"] += (
-        called.total("async slices") + 2 * steps
-    )  # a step is a slice of the marker, and one of the batch
+    expected["slices"] += called.total("async slices") + 2 * steps  # a step is a slice of the marker, and of the batch
     stats = profiler.stats
     dropped = sum(stats.dropped.values())
     # Slices of "module" are here too, as long as no other profiler runs.
@@ -152,22 +157,14 @@ def switched(folder: Path, rounds: int, faults: Faults) -> dict[str, Any]:
     def schedule(_timestamp: Any) -> ProfilerAction:
         return actions[turn[0] % len(actions)]
 
-    called, barrier = Called(), threading.Barrier(THREADS + 1)
     profiler = Profiler(JSONTraceHandler(folder / "switched.json"), schedule, rank=0, shutdown_timeout=300.0)
     with profiler:
-        arguments = [(profiler, called, number, rounds, barrier) for number in range(THREADS)]
-        threads = [threading.Thread(target=record, args=each) for each in arguments]
-        for thread in threads:
-            thread.start()
-        barrier.wait()
-        while any(thread.is_alive() for thread in threads):
-            turn[0] += 1
-            profiler.step()
-            if turn[0] % 100 == 0:
-                profiler.flush(60)
-        for thread in threads:
-            thread.join()
-        faults += called.errors
+        with recording_threads(profiler, rounds, faults) as (_, are_recording):
+            while are_recording():
+                turn[0] += 1
+                profiler.step()
+                if turn[0] % 100 == 0:
+                    profiler.flush(60)
         # Nothing is open, so no marker counts a slice as such. Not "module": it has been passed between profilers, and still
         # counts a slice of a clone that waited for room (on_full="block") meanwhile.
         for marker in profiler._markers:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import glob as _glob
 import inspect
+import io
 import os
 import shlex
 import stat
@@ -259,15 +260,31 @@ def file_identity(path: str) -> Hashable:
     return found.st_dev, found.st_ino
 
 
+class _LocalFile(io.FileIO):
+    """A local file. A read that fails, as of a network file system, raises StorageError."""
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            raise explained(str(self.name), error, "be read") from error
+
+    def readall(self) -> bytes:
+        try:
+            return super().readall()
+        except OSError as error:
+            raise explained(str(self.name), error, "be read") from error
+
+
 def open_read(path: str) -> BinaryIO:
-    """Open a file or URL for reading bytes.
+    """Open a file or URL for reading bytes; a local file raises StorageError when a read fails, too.
 
     Raises:
         StorageError: The file does not exist or cannot be read.
     """
     try:
         if not is_remote(path):
-            return open(path, "rb")  # noqa: PTH123 - as in `basename`; the caller closes it
+            return io.BufferedReader(_LocalFile(path))  # the caller closes it
         filesystem, inner = filesystem_of(path)
         # By default, s3fs reads ahead and keeps about 50 MiB.
         return cast("BinaryIO", filesystem.open(inner, "rb", block_size=_PIECE_BYTES))
@@ -327,6 +344,7 @@ def expand(
                 and (file.name.endswith(suffixes) or (fits is not None and fits(os.fspath(file))))
             )
             if not found:
+                os.scandir(path).close()  # rglob skips a folder that may not be read
                 raise StorageError(f"{without_secrets(pattern)}: the folder holds no {' or '.join(suffixes)} file")
             return found
         if path.exists():

@@ -42,14 +42,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def merge_under(
-    limit: str, value: int, folder: Path, *arguments: str, more: str = ""
+def run_under(
+    limit: str, value: int, folder: Path, *arguments: str, more: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
+    """Run a command of tracekit under a limit of the system."""
     return subprocess.run(
-        [sys.executable, "-c", LIMITED.format(limit=limit, value=value, more=more), "merge", *arguments],
+        [sys.executable, "-c", LIMITED.format(limit=limit, value=value, more=more), *arguments],
         cwd=folder,
         # Python does not notice that it has written half a .pyc, and every later process would fail at it.
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1", **variables},
         capture_output=True,
         text=True,
         timeout=240,
@@ -64,12 +65,12 @@ KILLED_BY_SIZE = "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)"
 @pytest.mark.parametrize("size", [1, 100_000])
 def test_a_merge_that_is_killed_while_it_writes_leaves_no_output(tmp_path: Path, size: int) -> None:
     before = make_inputs(tmp_path / "in")
-    done = merge_under("RLIMIT_FSIZE", size, tmp_path, "-o", "out.json", "in", more=KILLED_BY_SIZE)
+    done = run_under("RLIMIT_FSIZE", size, tmp_path, "merge", "-o", "out.json", "in", more=KILLED_BY_SIZE)
     assert done.returncode == -signal.SIGXFSZ, done.stderr
     assert not (tmp_path / "out.json").exists()
     assert digests(tmp_path / "in") == before
     # What the killed one left does not stand in the way of the next.
-    assert merge_under("RLIMIT_CORE", 0, tmp_path, "-o", "out.json", "in").returncode == 0
+    assert run_under("RLIMIT_CORE", 0, tmp_path, "merge", "-o", "out.json", "in").returncode == 0
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace", "link"])
@@ -78,7 +79,7 @@ def test_a_merge_that_is_killed_at_its_last_step_leaves_all_or_nothing(
 ) -> None:
     before = make_inputs(tmp_path / "in")
     killed = f"os.{function} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
-    done = merge_under("RLIMIT_CORE", 0, tmp_path, "-o", "out.json", "in", more=killed)
+    done = run_under("RLIMIT_CORE", 0, tmp_path, "merge", "-o", "out.json", "in", more=killed)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     assert (tmp_path / "out.json").exists() == (done.returncode == 0)
     assert digests(tmp_path / "in") == before
@@ -99,7 +100,7 @@ def test_a_full_disk_ends_a_merge_with_one_sentence_and_no_output(
     tmp_path: Path, name: str, more: str, workers: str
 ) -> None:
     before = make_inputs(tmp_path / "in")
-    done = merge_under("RLIMIT_FSIZE", 4096, tmp_path, "--workers", workers, "-o", name, "in", more=more)
+    done = run_under("RLIMIT_FSIZE", 4096, tmp_path, "merge", "--workers", workers, "-o", name, "in", more=more)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert name in done.stderr
@@ -120,7 +121,7 @@ BOMBS = {
 def test_a_bomb_ends_in_a_merge_or_a_sentence_in_bounded_memory(tmp_path: Path, bomb: str) -> None:
     make_inputs(tmp_path / "in", slices=3)
     (tmp_path / "in" / "rank7.json.gz").write_bytes(gzip.compress(BOMBS[bomb](), 1))
-    done = merge_under("RLIMIT_AS", 512 << 20, tmp_path, "--force", "-o", "out.json", "in")
+    done = run_under("RLIMIT_AS", 512 << 20, tmp_path, "merge", "--force", "-o", "out.json", "in")
     assert done.returncode in (0, 1, 3), done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "out.json").exists() == (done.returncode != 1)

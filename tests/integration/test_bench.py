@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.grown_traces import DLRM, real_ranks
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # a minute and more on a quiet machine
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "tests" / "benchmarks"
 
-BOUNDED_ROWS = {
-    "recording": {
-        "with marker:",
-        'with profiler.marker("x"):',
-        "with marker: (no profiler)",
-        "with marker: (SKIP)",
-        "marker.instant()",
-        'marker.counter({"loss": value})',
-        "with marker: on 4 threads, one marker",
-        "record, encode and write a slice, all CPU",
-        "VizTracer log_event and save",
-        "torch record_function and export",
-        "memory while streaming 0.005 million slices",
-        "collections while recording 2,000 slices",
-        "mean step of a torch training loop",
-        "98th percentile of the step",
-        "import tracekit",
-    },
-    "merge": {
-        "torch on an H200, every time shifted, --align wall",
-        "torch on an H200, every time shifted, --align auto",
-        "gzip in, gzip out, with overlaps",
-        "pftrace out",
-        "pure Python",
-        "the same in 2 processes",
-        "CPU time for each of 8 ranks of 40 kB",
-        "JSON in, JSON out, beside sglang's logic",
-        "beside Composer's logic",
-        "most memory, JSON",
-        "most memory, 2 processes",
-        "memory for 10 x the input",
-        "memory for 8 ranks",
-        "open files for 8 ranks",
-        "time a rank for 8 ranks",
-    },
-}
+HALVES = ("recording", "merge")
+
+
+def bounded_rows(half: str) -> set[str]:
+    """Return the rows of the published table that have a bound, without the numbers, which follow from the counts."""
+    recording, _, merge = (BENCHMARKS / "README.md").read_text().partition("# What merging costs")
+    recording = recording.partition("## Below `tracekit run`")[0]
+    found = re.findall(
+        r"^\| (.+?) \| .+? \| at (?:least|most) ", recording if half == "recording" else merge, re.MULTILINE
+    )
+    real = ("DLRM", "torch 2.13", "gzip in, gzip out, nothing") if not real_ranks(DLRM) else ()  # need real traces
+    return {without_numbers(what) for what in found if not what.startswith(real)}
+
+
+def without_numbers(what: str) -> str:
+    return re.sub(r"\d[\d.,]*", "N", what)
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +40,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("half", BOUNDED_ROWS)
+@pytest.mark.parametrize("half", HALVES)
 def test_every_promise_has_a_row_with_its_bound_that_is_measured_or_says_what_is_missing(
     tmp_path: Path, half: str
 ) -> None:
@@ -69,7 +52,9 @@ def test_every_promise_has_a_row_with_its_bound_that_is_measured_or_says_what_is
     done = bench(half, "--json", str(tmp_path / "rows.json"), "--markdown", *written)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert BOUNDED_ROWS[half] <= {row["what"] for row in rows if (row["at_most"], row["at_least"]) != (None, None)}
+    bounded = {without_numbers(row["what"]) for row in rows if (row["at_most"], row["at_least"]) != (None, None)}
+    assert len(bounded) > 10
+    assert bounded_rows(half) <= bounded
     for row in rows:
         assert f"| {row['what']} |" in done.stdout
         if row["measured"] is None:

@@ -7,6 +7,7 @@ code: 0 done, 1 failed, 2 wrong usage, 3 problems found.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import importlib
 import os
@@ -60,6 +61,9 @@ VERBS: Final = {
 
 _MISSING: Final = "the following arguments are required: "
 _TRACES: Final = re.compile(r"\b(?:INPUT|TRACE|FILE|FOLDER)\b")
+_OWN_FAULTS: Final = (None, errno.EBADF, errno.EINVAL, errno.EFAULT)
+"""The numbers of errors that no disk, network or permission explains."""
+
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -100,6 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_set("TRACEKIT_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno not in _OWN_FAULTS:
+            _complain(f"{error.filename or 'a read or write failed'}: {error.strerror}")
+            return FAILED
         _complain(
             f"unexpected {type(error).__name__}: {error}. This is a fault of tracekit: please report it, "
             "with what TRACEKIT_DEBUG=1 prints"
@@ -112,6 +119,9 @@ def entry_point() -> None:
     # Imports make thousands of permanent objects. A garbage collection for every 700 of them would visit all of them
     # again.
     gc.set_threshold(50_000)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it: the next file would take its descriptor
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     code = main()
     gc.freeze()  # the end of the process frees them faster than the collections of Python's exit
     sys.exit(code)

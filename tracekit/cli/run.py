@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from tracekit.auto.options import (
 from tracekit.auto.start import AUTO_VARIABLE
 from tracekit.cli.arguments import add_log_to, add_option, add_output, as_argument, seconds
 from tracekit.cli.run_process import end_like, run_command
-from tracekit.cli.run_result import RecordedRun, merge_run, summary_sentences
+from tracekit.cli.run_result import RecordedRun, has_new_files, merge_run, summary_sentences
 from tracekit.cli.terminal import complain, message_of
 from tracekit.distributed import RUN_ID_VARIABLE, detect_process
 from tracekit.errors import ConfigError, TracekitError
@@ -139,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
         check_service(args.log_to, "--log-to ")
     if args.merge and not args.force:
         storage.refuse_existing(output)
+    start_ns = time.time_ns()
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
         options = _options(args, given, _escaped(folder), notes)
         if file is not None:
@@ -148,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         code = run_command(command, _environment(options, run_id))
         recorded = RecordedRun(read_notes(Path(notes)))
     try:
-        _conclude(args, recorded, folder, output, command)
+        _conclude(args, recorded, folder, output, command, start_ns)
     except KeyboardInterrupt:
         complain(f"interrupted; the rank traces are in {folder}")
     except (TracekitError, OSError) as error:
@@ -156,15 +158,23 @@ def run(args: argparse.Namespace) -> int:
     return end_like(code)
 
 
-def _conclude(args: argparse.Namespace, recorded: RecordedRun, folder: str, output: str, command: list[str]) -> None:
+def _conclude(
+    args: argparse.Namespace, recorded: RecordedRun, folder: str, output: str, command: list[str], start_ns: int
+) -> None:
     ranks = recorded.ranks
+    where = storage.without_secrets(folder)
+    merge_command = f"tracekit merge -o {storage.shell_word(output)} {storage.shell_word(where)}"
+    if not ranks and recorded.stated_reason is None and has_new_files(folder, start_ns):
+        complain(
+            f"there are traces in {where}, but no process reported to {tempfile.gettempdir()}: its disk is full, or they "
+            f"ran on another machine. Next: {merge_command}"
+        )
+        return
     if not ranks:
         complain(f"no process of this run was recorded: {recorded.why_nothing(command)}.")
         return
     for line in recorded.losses():
         complain(line)
-    where = storage.without_secrets(folder)
-    merge_command = f"tracekit merge -o {storage.shell_word(output)} {storage.shell_word(where)}"
     if not args.merge:
         complain(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}. Next: {merge_command}")
         return

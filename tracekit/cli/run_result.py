@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tracekit import storage
-from tracekit.errors import MissingExtraError, TracekitError
+from tracekit.errors import MissingExtraError, StorageError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.selection.selection import Selection
 from tracekit.traces.rank_ends import wait_for_ranks
@@ -69,13 +69,20 @@ class RecordedRun:
         if removed_bytes:
             yield f"The oldest {size_words(removed_bytes)} were removed, because of --limit."
 
-    def why_nothing(self, command: Sequence[str]) -> str:
-        """Return the reason why no process was recorded."""
+    @property
+    def stated_reason(self) -> str | None:
+        """The reason that a process has noted for not being recorded."""
         failed = [content for name, content in self.notes.items() if name.startswith("failed-")]
         if failed:
             return str(failed[0]["error"] if isinstance(failed[0], dict) else failed[0])
         if any(isinstance(content, dict) and content.get("own_profiler") for content in self.notes.values()):
             return "the script records with a Profiler of its own"
+        return None
+
+    def why_nothing(self, command: Sequence[str]) -> str:
+        """Return the reason why no process was recorded."""
+        if self.stated_reason is not None:
+            return self.stated_reason
         if "jax.profiler" in self.notes and "torch" not in self.notes:
             return "jax was imported, but there was no jax.profiler.StepTraceAnnotation"
         if "torch" in self.notes:
@@ -139,6 +146,16 @@ def _plain_bytes(name: str) -> int:
             file.seek(-4, os.SEEK_END)
             return max(size, int(struct.unpack("<I", file.read(4))[0]))  # wraps beyond 4 GB
     return size
+
+
+def has_new_files(folder: str, start_ns: int) -> bool:
+    """Return True if a local folder has a rank trace that was written since."""
+    try:
+        names = storage.expand(folder, (".json", ".json.gz"))
+    except StorageError:
+        return False
+    times = (storage.modified_ns(name) for name in names if storage.basename(name).startswith("rank"))
+    return any(time_ns is not None and time_ns >= start_ns for time_ns in times)
 
 
 def merge_run(run: RecordedRun, folder: str, output: str, timeout_s: float, *, overwrite: bool) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from pathlib import Path
 from typing import Final
 
 from tracekit.check.validation import ValidationReport, validate_file
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     files: list[str] = []
     for path in args.files:
         try:
-            files += trace_files(path) if Path(path).is_dir() else [path]
+            files += trace_files(path) if os.path.isdir(path) else [path]  # noqa: PTH112 - pathlib raises where it may not look
         except StorageError as error:
             unreadable.append((without_secrets(path), str(error)))
             complain(str(error), "validate")

@@ -166,6 +166,8 @@ class ByteStream(TraceStream):
         """Return the next piece without zstd and zip, but not without gzip."""
         try:
             piece = (self._unpack or self._read_plain)(PIECE_BYTES)
+        except StorageError:
+            raise
         except Exception as error:
             from tracekit.formats.archive_file import is_damage  # only damaged data needs it
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import ConfigError, StorageError
+from tracekit.errors import ConfigError, QueryError, StorageError
 from tracekit.storage import is_remote, open_read, remote_version
 from tracekit.table.schema import VERSION
 
@@ -39,14 +39,16 @@ class TableCache:
     Args:
         folder: Created with mode 0700 if it is missing.
         max_bytes: The maximum size of all entries. Those that were used last stay.
+        variable: The environment variable that names the folder.
 
     Raises:
         StorageError: The folder cannot be created, or other users can write to it.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES, variable: str = FOLDER_VARIABLE) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
+        self._remedy = f"name another folder with {variable}"
         self._added_bytes = max_bytes  # since the last look at all entries; the first entry makes one
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,13 +56,9 @@ class TableCache:
             if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) & 0o077:
                 folder.chmod(0o700)
         except OSError as error:
-            raise StorageError(
-                f"{folder}: the cache cannot be created: {error.strerror}; name another folder with {FOLDER_VARIABLE}"
-            ) from error
+            raise StorageError(f"{folder}: the cache cannot be created: {error.strerror}; {self._remedy}") from error
         if found.st_uid != os.getuid():
-            raise StorageError(
-                f"{folder}: the cache belongs to another user; name another folder with {FOLDER_VARIABLE}"
-            )
+            raise StorageError(f"{folder}: the cache belongs to another user; {self._remedy}")
 
     def find(self, key: str) -> Path | None:
         """Return the folder of an entry, and note its use; None if there is none."""
@@ -74,21 +72,35 @@ class TableCache:
     def add(self, key: str, build: Callable[[Path], None]) -> Path:
         """Build an entry, which appears whole or not at all, and return its folder; ``build`` writes the file ``facts`` too."""
         folder = self.folder / key
-        try:
-            building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
-        except OSError as error:
-            raise StorageError(f"{self.folder}: the cache cannot be written: {error.strerror}") from error
-        try:
+        with self.scratch() as building:
             build(building)
             self._added_bytes += _size_bytes(building)
             with contextlib.suppress(OSError):  # another process was faster
                 building.rename(folder)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
         if self._added_bytes >= self._max_bytes // _TRIMS:
             self.trim()
             self._added_bytes = 0
         return folder
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Create a folder next to the entries, and remove it at the end of the block.
+
+        Raises:
+            StorageError: The block could not write to the disk.
+        """
+        building = None
+        try:
+            building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.folder))
+            yield building
+        except (OSError, QueryError) as error:
+            reason = error.strerror if isinstance(error, OSError) else _disk_error(error)
+            if reason is None:
+                raise
+            raise StorageError(f"{self.folder}: the cache cannot be written: {reason}; {self._remedy}") from error
+        finally:
+            if building is not None:
+                shutil.rmtree(building, ignore_errors=True)
 
     def latest(self, path: str) -> Path | None:
         """Return the folder of the last entry of a local file, whatever its version; None if there is none."""
@@ -147,6 +159,12 @@ class TableCache:
             total -= size
 
 
+def _disk_error(error: QueryError) -> str | None:
+    """Return why the engine could not use the disk; None for other errors."""
+    number = re.search(r'"errno":"(\d+)"', str(error))
+    return os.strerror(int(number[1])) if number else None
+
+
 def _size_bytes(entry: Path) -> int:
     return sum(file.stat().st_size for file in entry.iterdir())
 
@@ -156,14 +174,23 @@ def open_cache(*, keep: bool = True) -> Iterator[TableCache]:
     """Open the cache of the user or, unless it is to be kept, one that is removed at the end of the block."""
     if not keep:
         with tempfile.TemporaryDirectory(prefix="tracekit-table-") as folder:
-            yield TableCache(Path(folder))
+            yield TableCache(Path(folder), variable="TMPDIR")
         return
-    named = os.environ.get(FOLDER_VARIABLE)
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit"
     limit = os.environ.get(_SIZE_VARIABLE, "")
     if limit and not (limit.isascii() and limit.isdecimal()):
         raise ConfigError(f"{_SIZE_VARIABLE}={limit!r} is not a number of bytes")
-    yield TableCache(Path(named) if named else default, int(limit) if limit else _MAX_BYTES)
+    yield TableCache(_user_folder(), int(limit) if limit else _MAX_BYTES)
+
+
+def _user_folder() -> Path:
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracekit"
+    except RuntimeError as error:
+        raise StorageError(
+            f"this account has no home folder for the cache; name a folder with {FOLDER_VARIABLE}"
+        ) from error
 
 
 def key_of(*parts: object) -> str:

@@ -241,7 +241,7 @@ class EventTables:
     def _steps_of_ranks(self) -> dict[int | None, list[tuple[int, ...]]]:
         """Return the batches of each rank: number, start and end in ns since the epoch, evaluation, counts."""
         steps: dict[int | None, list[tuple[int, ...]]] = {}
-        with self._scratch() as scratch, Database(scratch, Limits(threads=1)) as database:
+        with self._cache.scratch() as scratch, Database(scratch, Limits(threads=1)) as database:
             for entry in self._entries:
                 rank, base = entry.facts["rank"], entry.facts["base_ns"]
                 if entry.facts["has_batches"] and rank is not None:
@@ -251,11 +251,6 @@ class EventTables:
                     steps.setdefault(rank, []).extend(found)
         return steps
 
-    @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="building-", dir=self._cache.folder) as folder:
-            yield Path(folder)
-
     def _add_args(self, entry: _Entry) -> None:
         """Add the arguments to an entry, if they are missing."""
         if (entry.folder / _ARGS).exists():
@@ -263,7 +258,7 @@ class EventTables:
         if entry.job.key() != entry.folder.name:
             raise StorageError(f"{entry.facts['path']}: the file changed while it was read; run the query again")
         self._progress(0.0, f"reading arguments of {basename(entry.path)}")
-        with self._scratch() as scratch:
+        with self._cache.scratch() as scratch:
             build_args(entry.path, scratch, _ARGS)
             os.replace(scratch / _ARGS, entry.folder / _ARGS)
 

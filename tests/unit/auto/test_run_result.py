@@ -12,7 +12,7 @@ import pytest
 from tracekit.auto.configuration import options_of_process
 from tracekit.auto.notes import OPTIONS_VARIABLE, note, read_notes
 from tracekit.auto.options import RunOptions
-from tracekit.cli.run_result import RecordedRun, plan_merge, summary_sentences
+from tracekit.cli.run_result import RecordedRun, has_new_files, plan_merge, summary_sentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,16 @@ def test_notes_are_read_again_exclusive_ones_once_and_cost_nothing_where_nobody_
 def test_the_reason_comes_from_a_failure_or_the_command(command: list[str], reason: str) -> None:
     assert reason in RecordedRun({}).why_nothing(command)
     assert RecordedRun({"failed-1": {"error": "StorageError: full"}}).why_nothing(command) == "StorageError: full"
+
+
+def test_traces_of_processes_without_notes_are_found(tmp_path: Path) -> None:
+    """As where the folder for temporary files is full, or the ranks ran on other machines."""
+    trace = tmp_path / "rank0.json"
+    assert not has_new_files(str(tmp_path), 0)
+    trace.write_text("[]")
+    written_ns = trace.stat().st_mtime_ns
+    assert has_new_files(str(tmp_path), written_ns)
+    assert not has_new_files(str(tmp_path), written_ns + 1)
 
 
 def test_losses_of_all_processes_are_added() -> None:

@@ -6,12 +6,11 @@ import re
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
-from tracekit.errors import StorageError
 from tracekit.formats.json.reader import decode
 from tracekit.formats.json.window import scan_value
 from tracekit.formats.trace_event import UNSET, Event
 from tracekit.formats.trace_stream import open_trace
-from tracekit.storage import open_read, size_bytes, without_secrets
+from tracekit.storage import open_read, size_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,16 +61,13 @@ def find_sampled_events(path: str, words: Sequence[bytes]) -> Iterator[Event] | 
 
 def _sampled(path: str, size: int, sample_bytes: int, words: Sequence[bytes]) -> Iterator[Event]:
     half, quarter = sample_bytes // 2, sample_bytes // 4
-    try:
-        with open_read(path) as file:
-            parts = [(0, half), (size - half, size)]
-            if not _has_gpu(_part(file, *parts[0])) and _has_gpu(_part(file, *parts[1])):
-                begin = _begin_of_gpu(file, half, size - half)
-                parts = [(0, quarter), (begin - quarter, begin + quarter), (size - quarter, size)]
-            for start, end in parts:
-                yield from _find(iter([_part(file, start, end)]), words)
-    except OSError as error:
-        raise StorageError(f"{without_secrets(path)}: cannot be read: {error}") from error
+    with open_read(path) as file:
+        parts = [(0, half), (size - half, size)]
+        if not _has_gpu(_part(file, *parts[0])) and _has_gpu(_part(file, *parts[1])):
+            begin = _begin_of_gpu(file, half, size - half)
+            parts = [(0, quarter), (begin - quarter, begin + quarter), (size - quarter, size)]
+        for start, end in parts:
+            yield from _find(iter([_part(file, start, end)]), words)
 
 
 def _part(file: BinaryIO, start: int, end: int) -> bytes:
