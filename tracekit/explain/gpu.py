@@ -303,7 +303,7 @@ def _structs(kind: type[ResultT], table: RunDatabase, sql: str, *, args: bool = 
 
 # The pattern is matched once for each name, which takes half as long as for each activity. A materialized CTE would hold all
 # columns of the events.
-# An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
+# Correlation ids repeat, as in each attempt of a rank: an activity is of the last call before it, else of the first one.
 _ACTIVITIES: Final = """
 WITH device_event AS NOT MATERIALIZED (
     SELECT * FROM events WHERE phase = 'X' AND category IN {activities}
@@ -319,14 +319,13 @@ WITH device_event AS NOT MATERIALIZED (
             ELSE 'compute' END AS type
     FROM device_event JOIN device_name USING (name)
 ), call AS (
-    SELECT file, rank, correlation, max(start_ns) AS call_ns, max(start_ns + coalesce(duration_ns, 0)) AS called_ns
-    FROM events
-    WHERE category IN {calls}
-        AND phase = 'X' AND correlation IS NOT NULL
-    GROUP BY file, rank, correlation
+    SELECT file, rank, correlation, start_ns AS call_ns, start_ns + coalesce(duration_ns, 0) AS called_ns,
+        CASE WHEN lag(start_ns) OVER (PARTITION BY file, rank, correlation ORDER BY start_ns) IS NULL
+            THEN -9223372036854775807 ELSE start_ns END AS from_ns
+    FROM events WHERE category IN {calls} AND phase = 'X' AND correlation IS NOT NULL
 )
-SELECT a.*, c.call_ns, c.called_ns FROM activity a
-LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
+SELECT a.*, c.call_ns, c.called_ns FROM activity a ASOF LEFT JOIN call c
+    ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation AND a.start_ns >= c.from_ns"""
 
 # Functions of Python and shadows enclose or copy the slices that exchange data.
 _CPU_COLLECTIVES: Final = """
@@ -452,33 +451,35 @@ SELECT rank, device, CASE WHEN name LIKE 'Memset%' THEN 'fill'
     count(*), coalesce(sum(bytes), 0)::BIGINT, sum(end_ns - start_ns)::BIGINT AS total_ns
 FROM gpu_activity WHERE type = 'memory' GROUP BY rank, device, direction ORDER BY rank, device, total_ns DESC, direction"""
 
+# Arguments may be of any type, and JSON that the engine refuses: ``try`` makes them NULL then.
 # The device types of torch: 0 is the CPU. Its allocator has no reserve.
 _MEMORY: Final = """
 WITH change AS (
-    SELECT rank, start_ns, (a.args->>'Bytes')::BIGINT AS bytes, (a.args->>'Total Allocated')::BIGINT AS allocated_bytes,
-        (a.args->>'Total Reserved')::BIGINT AS reserved_bytes, (a.args->>'Device Type')::INTEGER AS device_type,
-        (a.args->>'Device Id')::INTEGER AS device
+    SELECT rank, start_ns, try((args->>'Bytes')::BIGINT) AS bytes, try((args->>'Total Allocated')::BIGINT) AS allocated_bytes,
+        try((args->>'Total Reserved')::BIGINT) AS reserved_bytes, try((args->>'Device Type')::INTEGER) AS device_type,
+        try((args->>'Device Id')::INTEGER) AS device
     FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args a USING (file, id)
 )
 SELECT rank, CASE WHEN device_type = 0 THEN -1 ELSE device END AS device, count(*) FILTER (bytes > 0),
-    coalesce(sum(bytes) FILTER (bytes > 0), 0)::BIGINT, max(allocated_bytes), max(reserved_bytes) FILTER (device_type <> 0),
-    arg_max(start_ns, allocated_bytes)
+    least(coalesce(sum(bytes) FILTER (bytes > 0), 0), 9223372036854775807)::BIGINT, max(allocated_bytes),
+    max(reserved_bytes) FILTER (device_type <> 0), arg_max(start_ns, allocated_bytes)
 FROM change WHERE allocated_bytes IS NOT NULL GROUP BY rank, CASE WHEN device_type = 0 THEN -1 ELSE device END ORDER BY 1, 2"""
 
 # NCCL's factors: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 _COLLECTIVES: Final = """
 WITH told AS (
-    SELECT a.rank, a.start_ns, a.end_ns, lower(replace(args->>'Collective name', '_', '')) AS name,
-        args->>'Process Group Name' AS pg, args->>'Process Group Description' AS description,
-        args->>'Process Group Ranks' AS members, (args->>'Group size')::INTEGER AS group_size, (args->>'Seq')::BIGINT AS seq,
-        (args->>'In msg nelems')::BIGINT AS taken, (args->>'Out msg nelems')::BIGINT AS given,
-        CASE lower(args->>'dtype') WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
+    SELECT a.rank, a.start_ns, a.end_ns, lower(replace(try(args->>'Collective name'), '_', '')) AS name,
+        try(args->>'Process Group Name') AS pg, try(args->>'Process Group Description') AS description,
+        try(args->>'Process Group Ranks') AS members, try((args->>'Group size')::INTEGER) AS group_size,
+        try((args->>'Seq')::BIGINT) AS seq, try((args->>'In msg nelems')::BIGINT) AS taken,
+        try((args->>'Out msg nelems')::BIGINT) AS given,
+        CASE lower(try(args->>'dtype')) WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
             WHEN 'half' THEN 2 WHEN 'bfloat16' THEN 2 WHEN 'short' THEN 2 ELSE 1 END AS item_bytes
     FROM gpu_activity AS a JOIN event_args USING (file, id)
     WHERE type = 'communication' AND args LIKE '%"Collective name"%'
 ), sized AS (
-    SELECT *, item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given) ELSE taken END
-            AS size_bytes,
+    SELECT *, try(item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given)
+            ELSE taken END) AS size_bytes,
         CASE WHEN seq IS NULL THEN end_ns - start_ns
             ELSE min(end_ns - start_ns) OVER (PARTITION BY pg, members, name, seq) END AS transfer_ns
     FROM told WHERE taken IS NOT NULL AND group_size > 0
@@ -489,4 +490,5 @@ SELECT coalesce(pg, '')
     sum(size_bytes) * 1e9 / nullif(sum(transfer_ns), 0),
     sum(size_bytes) * 1e9 / nullif(sum(transfer_ns), 0) * CASE WHEN name LIKE 'allreduce%' THEN 2 * (group_size - 1) / group_size
         WHEN name LIKE '%gather%' OR name LIKE '%scatter%' OR name LIKE 'alltoall%' THEN (group_size - 1) / group_size ELSE 1 END
-FROM sized GROUP BY team, group_size, name, size_bytes ORDER BY sum(end_ns - start_ns) DESC, team, name, size_bytes"""
+FROM sized WHERE size_bytes IS NOT NULL
+GROUP BY team, group_size, name, size_bytes ORDER BY sum(end_ns - start_ns) DESC, team, name, size_bytes"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,7 @@ def late_run(late_rank: int | None, count: int = 40) -> list[Done]:
         if late_rank is not None:
             waits[late_rank] = random.randrange(0, MS // 2)
         start_ns = START_NS + number * 20 * MS + random.randrange(10 * MS)
-        found.append(Done(start_ns, members=(0, 1, 2, 3), waits_ns=waits, sequence=number))
+        found.append(Done(start_ns, members=(0, 1, 2, 3), waits_ns=waits, sequence=number, step=number // 4))
     return found
 
 
@@ -139,6 +140,17 @@ def test_rank_that_comes_late_to_collectives_is_named_whatever_the_clocks_say(tm
     waits = {member.rank: member.wait_ns for member in report.collectives.members}
     assert waits[2] < min(waits[rank] for rank in (0, 1, 3)) / 20
     assert "rank 2 comes late to collectives" in "\n".join(straggler_lines(report))
+
+
+def test_share_of_a_late_rank_is_that_of_the_steps_with_the_collectives(tmp_path: Path) -> None:
+    texts = [torch_trace(rank, late_run(2, 200), seen(), world_size=4) for rank in range(4)]
+    # The ranks have 10 of 50 steps in common.
+    texts[3] = re.sub(r"ProfilerStep#(?=[1-4]\d)", "other", texts[3])
+    write_ranks(tmp_path, texts)
+    report = find_stragglers([str(tmp_path)])
+    (one,) = [one for one in report.stragglers if one.source == "collectives"]
+    assert (one.rank, one.of, report.steps) == (2, 200, 10)
+    assert one.share_of_step == pytest.approx(4 * one.mean_ns / report.step_ns)
 
 
 def test_ranks_that_come_at_random_are_left_in_peace(tmp_path: Path) -> None:
