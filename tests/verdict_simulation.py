@@ -335,17 +335,17 @@ def diff_alarm(random: np.random.Generator, noise: Noise, cell: Cell, run: int) 
             times[:, :, 1] += cell.delay * STEP_NS
         times = np.concatenate([times, times.sum(axis=2, keepdims=True)], axis=2)
         sides.append(times.mean(axis=0))
-    gate = compare_runs([side[:, -1] for side in sides[:-1]], sides[-1][:, -1], Correction(1, 0.99))
+    gate = compare_runs([side[:, -1] for side in sides[:-1]], sides[-1][:, -1])
     assert gate is not None
-    fails = gate.low > 1 and gate.ratio > 1.05
+    fails = gate.ratio > max(1.05, gate.reach(Correction(1, 0.99)))
     if cell.delay:
         return fails
     tests = Correction(2 * sides[0].shape[1], 0.99)
     for stage in range(sides[0].shape[1]):
-        change = compare_runs([side[:, stage] for side in sides[:-1]], sides[-1][:, stage], tests)
+        change = compare_runs([side[:, stage] for side in sides[:-1]], sides[-1][:, stage])
         assert change is not None
         least = 0.02 * gate.before
-        fails |= change.chance <= 0.01 and abs(change.after - change.before) >= least
+        fails |= change.chance(tests) <= 0.01 and abs(change.after - change.before) >= least
     return fails
 
 
