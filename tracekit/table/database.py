@@ -26,6 +26,7 @@ _EFFECT: Final = re.compile(
     "COPY|INSERT|UPDATE|DELETE|MERGE_INTO|JSON_EXECUTE"
 )  # operators of a plan that do more than read
 _BATCH_ROWS: Final = 10_000
+_MAX_WAIT_S: Final = 10**9  # threads cannot wait for any time
 _FIRST_MEMORY_BYTES: Final = 350 * 10**6
 """Memory that tracekit's own statements get at first. They all use the disk beyond it, except aggregates that keep values."""
 
@@ -115,7 +116,7 @@ class Database:
             while rows := result.fetchmany(_BATCH_ROWS):
                 yield from rows
         except self._errors as error:
-            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+            raise self._failure(error) from error
 
     def _ask(self, ask: Callable[[], T]) -> T:
         """Return an answer; ask again with all memory of the limits if the engine runs out of its first share."""
@@ -128,7 +129,12 @@ class Database:
                 self._allow_all_memory()
                 return ask()
         except self._errors as error:
-            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> QueryError:
+        if isinstance(error, self._out_of_memory):
+            return QueryError(f"the event table needs more memory than {_memory(self._limits.memory_bytes)}")
+        return QueryError(f"the event table cannot be used: {_first_line(error)}")
 
     def _allow_all_memory(self) -> None:
         self._memory_bytes = self._limits.memory_bytes
@@ -229,7 +235,7 @@ class Database:
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         """Interrupt a statement that takes too long, and give errors of the engine the words for a user."""
-        timer = threading.Timer(self._limits.seconds, self._connection.interrupt)
+        timer = threading.Timer(min(self._limits.seconds, _MAX_WAIT_S), self._connection.interrupt)
         timer.daemon = True
         timer.start()
         try:
@@ -239,7 +245,7 @@ class Database:
                 raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped") from error
             if isinstance(error, self._out_of_memory):
                 raise QueryError(
-                    f"the query needs more memory than {self._limits.memory_bytes // 10**6} MB; allow more (--max-memory), "
+                    f"the query needs more memory than {_memory(self._limits.memory_bytes)}; allow more (--max-memory), "
                     "or ask for fewer rows or groups"
                 ) from error
             raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
@@ -279,7 +285,7 @@ def _quoted(path: Path) -> str:
 
 
 def _memory(size_bytes: int) -> str:
-    return f"{size_bytes // 10**6}MB"
+    return f"{size_bytes // 10**6} MB"
 
 
 def _first_line(error: Exception) -> str:

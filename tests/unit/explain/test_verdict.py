@@ -179,6 +179,7 @@ def test_events_of_torchs_allocator_are_counters(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = [
         {**memory, "ts": at, "args": {**device, "Total Allocated": 100 * at}} for at in range(1, 6)
     ]
+    events.append({**memory, "ts": 7, "args": {"Total Allocated": "many", "Device Type": "cuda"}})
     events.append({"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 9})
     (tmp_path / "rank0.json").write_text(json.dumps(events))
     counters = report_run([str(tmp_path)]).counters.counters

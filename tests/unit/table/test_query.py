@@ -404,7 +404,9 @@ def test_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
         ask(path, endless, limits=Limits(seconds=0.2))
     with pytest.raises(QueryError, match="more than 4 rows"):
         ask(path, "SELECT name FROM events", limits=Limits(rows=4))
-    assert len(ask(path, "SELECT name FROM events", limits=Limits(rows=5))) == 5
+    assert len(ask(path, "SELECT name FROM events", limits=Limits(rows=5, seconds=1e300))) == 5
+    with pytest.raises(QueryError, match="the event table needs more memory than 1 MB"):
+        ask(path, "SELECT 1", limits=Limits(memory_bytes=10**6))
     with pytest.raises(QueryError, match=r"more memory than 50 MB; allow more \(--max-memory\)"):
         ask(path, "SELECT list(range) FROM range(100000000)", limits=Limits(memory_bytes=50_000_000))
 
