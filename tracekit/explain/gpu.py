@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.arrays import np
-from tracekit.explain.results import Result
+from tracekit.explain.gpu_results import Collectives, Copies, GPUReport, GPUTime, Kernel, Launches, Memory, Stream
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
@@ -27,147 +27,10 @@ _NEVER: Final = -(2**63)
 _PIECE: Final = 500_000  # activities of a GPU in memory
 
 
-class GPUTime(Result, frozen=True, kw_only=True):
-    """The time of one GPU from its first activity to the end of its last, without pauses of the profiler.
-
-    ``compute_ns`` and ``communication_ns`` overlap by ``hidden_ns``; copies and fills may overlap both.
-    """
-
-    rank: int | None  # its rank
-    device: int  # its index
-    name: str  # the name of its process in the trace, such as "GPU 0"
-    span_ns: int  # from the start of the first activity to the end of the last, without pauses
-    busy_ns: int  # time with any activity
-    compute_ns: int  # time with a kernel that computes
-    communication_ns: int  # time with a kernel that communicates
-    hidden_ns: int  # time with both
-    memory_ns: int  # time with a copy or a fill
-    idle_ns: int  # time without any activity
-    host_bound_ns: int  # the part of ``idle_ns`` that ends with an activity launched after the GPU went idle
-    host_communication_ns: int  # the part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective
-
-
-class Stream(Result, frozen=True, kw_only=True):
-    """The idle time of one stream, between its first activity and its last, without pauses of the profiler.
-
-    A gap before an activity has one cause. HolisticTraceAnalysis calls the last two kinds together "kernel wait" and "other".
-
-    Attributes:
-        other_ns: The rest: short delays between activities, waits for another GPU, and activities without a known launch.
-    """
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU
-    stream: int  # the number of the stream
-    activities: int  # the number of its kernels, copies and fills
-    busy_ns: int  # time with an activity
-    host_bound_ns: int  # gaps before activities that the CPU launched after the one before had ended
-    dependency_ns: int  # the part of the other gaps in which another stream of the GPU was busy
-    other_ns: int
-    mean_queued: float  # the number of launched activities that wait for their start, averaged over time
-    max_queued: int  # the largest number that waits at a time
-
-
-class Kernel(Result, frozen=True, kw_only=True):
-    """The activities with one name on all GPUs."""
-
-    name: str  # the name
-    type: str  # "compute", "communication" or "memory"
-    ranks: int  # the number of ranks that ran it
-    count: int  # the number of its activities
-    total_ns: int  # the sum of all durations
-    min_rank_ns: int  # the sum of the rank with the least
-    max_rank_ns: int  # the sum of the rank with the most
-    max_rank: int | None  # the rank with the most; of equal ones, the first
-    longest_ns: int  # the longest of all
-
-
-class Launches(Result, frozen=True, kw_only=True):
-    """The launches of a CPU on a GPU of its rank.
-
-    Attributes:
-        calls_ns: The time of the launching calls. One call that launches many activities, as a CUDA graph does, counts once.
-    """
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU
-    count: int  # the number of activities with a known launch
-    calls_ns: int
-    median_latency_ns: int  # from the end of the call to the start of the activity; 0 where it starts earlier
-    p99_latency_ns: int  # the same, 99th percentile
-    max_latency_ns: int  # the same, the longest
-    short: int  # the number of kernels that take less time than the call that launches them
-
-
-class Copies(Result, frozen=True, kw_only=True):
-    """Copies and fills of one direction."""
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU
-    direction: str  # such as "HtoD", or "fill"
-    count: int  # the number of copies
-    size_bytes: int  # the sum of their sizes, as far as the trace states them
-    total_ns: int  # the sum of their durations
-
-
-class Memory(Result, frozen=True, kw_only=True):
-    """The memory of a device, from the events of torch's allocator."""
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU; -1 for the memory of the CPU
-    allocations: int  # the number of allocations
-    allocated_bytes: int  # the sum of their sizes
-    max_allocated_bytes: int  # the most that was in use
-    max_reserved_bytes: int | None  # the most that was taken from the driver; None if the trace does not state it
-    max_at_ns: int  # the time with the most in use
-
-
-class Collectives(Result, frozen=True, kw_only=True):
-    """The collectives of one kind and size in one process group.
-
-    Attributes:
-        size_bytes: The size by NCCL's convention: of the larger buffer for all-gather and reduce-scatter, else of the input.
-        algbw_bytes_per_s: Size by duration. With known ranks and sequence numbers, the duration is that of the last
-            rank, which does not wait.
-    """
-
-    group: str  # the name of the process group, and its description where it has one
-    group_size: int  # the number of its ranks
-    name: str  # such as "allreduce"
-    size_bytes: int
-    count: int  # the number of kernels of all ranks
-    median_ns: int  # the median of their durations, waiting included
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float  # the same, times NCCL's factor for what each link carries
-
-
-class GPUReport(Result, frozen=True, kw_only=True):
-    """The time of the GPUs of a run. Lists are empty where the traces have no such events.
-
-    Attributes:
-        gpus: The time of each GPU.
-        streams: The idle time of each stream.
-        kernels: The activities by name, those that take longest first.
-        launches: The launches on each GPU.
-        copies: Copies and fills by direction.
-        memory: The memory of each device.
-        collectives: The collectives by process group, kind and size, those that take longest first.
-    """
-
-    format_version: int = 1
-    gpus: list[GPUTime]
-    streams: list[Stream]
-    kernels: list[Kernel]
-    launches: list[Launches]
-    copies: list[Copies]
-    memory: list[Memory]
-    collectives: list[Collectives]
-
-
 def explain_gpu(table: RunDatabase) -> GPUReport:
     """Explain the time of all GPUs in the event table."""
     return GPUReport(
-        gpus=gpu_times(table),
+        gpus=gpu_times_and_gaps(table, 0)[0],
         streams=_structs(Stream, table, _STREAMS),
         kernels=_structs(Kernel, table, _KERNELS),
         launches=_structs(Launches, table, _LAUNCHES),
@@ -175,11 +38,6 @@ def explain_gpu(table: RunDatabase) -> GPUReport:
         memory=_structs(Memory, table, _MEMORY, args=True),
         collectives=_structs(Collectives, table, _COLLECTIVES, args=True),
     )
-
-
-def gpu_times(table: RunDatabase) -> list[GPUTime]:
-    """Return the time of each GPU."""
-    return gpu_times_and_gaps(table, 0)[0]
 
 
 def gpu_times_and_gaps(table: RunDatabase, most: int) -> tuple[list[GPUTime], list[tuple[Any, ...]]]:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.event_table import EventTable
 from tracekit.explain import gpu as gpu_module
-from tracekit.explain.gpu import Copies, explain_gpu, gpu_times_and_gaps
-from tracekit.explain.gpu_text import gpu_lines
+from tracekit.explain.gpu import explain_gpu, gpu_times_and_gaps
+from tracekit.explain.gpu_results import Copies, gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
 CATEGORIES = {"compute": "kernel", "communication": "kernel", "memory": "gpu_memcpy"}

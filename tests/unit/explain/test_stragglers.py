@@ -16,7 +16,7 @@ from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, STEP_NS, WAIT, own
 from tracekit import find_stragglers, summarize_traces
 from tracekit.check.schemas import compile_schema
 from tracekit.errors import ConfigError
-from tracekit.explain.stragglers_text import straggler_lines
+from tracekit.explain.stragglers_results import straggler_lines
 
 if TYPE_CHECKING:
     from pathlib import Path

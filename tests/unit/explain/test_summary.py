@@ -15,7 +15,7 @@ from tests.benchmarks.summary_speed import measure
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.cli import main
 from tracekit.errors import ConfigError
-from tracekit.explain.summary_text import summary_lines
+from tracekit.explain.summary_results import summary_lines
 from tracekit.explain.text import certainty, duration, shortened, shortened_apart, table
 
 if TYPE_CHECKING:

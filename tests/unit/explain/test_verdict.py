@@ -10,7 +10,7 @@ import pytest
 from tests.unit.explain.test_stragglers import FORWARD, slow_run
 from tracekit import find_stragglers, merge_traces, summarize_traces
 from tracekit.explain.run_report import report_run
-from tracekit.explain.summary_text import summary_lines
+from tracekit.explain.summary_results import summary_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
