@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.json import schema_components
 
 from tracekit import StragglerReport, TraceDiff, TraceSummary
-from tracekit.explain.gpu import GPUReport
+from tracekit.explain.gpu_results import GPUReport
 from tracekit.explain.results import Result
 from tracekit.explain.run_report import WrittenReport
 from tracekit.view.live.states import LookDocument

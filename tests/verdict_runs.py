@@ -23,20 +23,17 @@ if TYPE_CHECKING:
 BACKWARD = STAGES.index("backward")
 
 
-def write_run(folder: Path, times: Floats, *, collectives: bool) -> str:
-    """Write stage times, ns, shape (ranks, steps, stages), as rank traces; return the folder.
+def write_run(folder: Path, times: Floats, *, collectives: bool = True, starts_ns: Sequence[int] = ()) -> str:
+    """Write stage times, ns, shape (ranks, steps, stages), as rank traces to a new folder, and return it.
 
-    Args:
-        folder: A folder that does not exist.
-        times: The stage times.
-        collectives: False to name the exchange so that nobody knows it for one.
+    Without ``collectives``, the exchange has a name that shows none. ``starts_ns`` are the starts of the ranks.
     """
     folder.mkdir()
     names = [name if collectives or name != "all_reduce" else "sync" for name in STAGES]
     for rank, own in enumerate(np.round(times).astype(int).tolist()):
         thread = {"pid": 10 + rank, "tid": 1}
         events = [{**thread, "ph": "M", "name": "tracekit_metadata", "args": {"rank": rank, "pid": 10 + rank}}]
-        at = 0
+        at = starts_ns[rank] if starts_ns else 0
         for step, lengths in enumerate(own):
             batch = {"name": "batch", "cat": "training loop", "args": {"batch": step}, "pid": 10 + rank, "tid": 2}
             events.append({**batch, "ph": "X", "ts": at / 1000, "dur": sum(lengths) / 1000})
@@ -64,27 +61,16 @@ def command(arguments: Sequence[str]) -> tuple[int, str]:
 
 @dataclass
 class Alarms:
-    """False alarms of a kind of noise.
+    """False alarms of equal ranks and runs."""
 
-    Attributes:
-        kind, layout: The noise, and the collectives.
-        seed: The seed of the runs.
-        stragglers: Number of runs with a slow rank, by ``tracekit stragglers``.
-        gates: Pairs of runs that ``tracekit diff --fail-above 5%`` fails.
-        runs: Number of runs.
-    """
-
-    kind: str
-    layout: str
     seed: int
-    stragglers: int = 0
-    gates: int = 0
-    runs: int = 0
+    stragglers: int = 0  # runs with a slow rank, by ``tracekit stragglers``
+    gates: int = 0  # pairs of runs that ``tracekit diff --fail-above 5%`` fails
 
 
 def count_alarms(kind: str, layout: str, runs: int, shape: tuple[int, int]) -> Alarms:
     """Put equal ranks and equal runs through the commands."""
-    found = Alarms(kind, layout, draw_seed((kind, layout)), runs=runs)
+    found = Alarms(draw_seed((kind, layout)))
     random = np.random.default_rng(found.seed)
     with tempfile.TemporaryDirectory() as folder:
         for run in range(runs):

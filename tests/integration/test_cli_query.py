@@ -261,8 +261,6 @@ def test_cells_of_all_kinds_are_written(trace: Path, capsys: pytest.CaptureFixtu
     [
         (["select 1; select 2"], 1, "2 statements"),
         (["select * from events", "--max-rows", "1"], 1, "more than 1 rows"),
-        ([" "], 2, "the query is empty"),
-        (["select 1", "--format", "parquet"], 2, "-o"),
         (["other.json", "select 1", "--engine", "perfetto"], 2, "one trace"),
     ],
 )
@@ -278,14 +276,6 @@ def test_query_that_fails_is_one_line(
 def test_schema_is_printed_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", "--schema"]) == 0
     assert "  correlation    BIGINT" in capsys.readouterr().out
-
-
-def test_without_duckdb_the_command_names_the_extra(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    assert main(["query", str(trace), TOTALS]) == 1
-    assert "needs the package duckdb: pip install 'tracekit-ml[explain]'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cache")

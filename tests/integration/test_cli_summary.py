@@ -155,11 +155,13 @@ def test_wrong_input_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("verb", "package"), [("summary", "numpy"), ("stragglers", "duckdb"), ("diff", "numpy"), ("report", "duckdb")]
+    ("verb", "package"),
+    [("summary", "numpy"), ("stragglers", "duckdb"), ("diff", "numpy"), ("report", "duckdb"), ("query", "duckdb")],
 )
 def test_without_the_extra_the_install_command_is_named(folder: Path, verb: str, package: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; from tracekit.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, verb, *[str(folder)] * (2 if verb == "diff" else 1)]
+    more = {"diff": [str(folder)], "query": ["select 1"]}.get(verb, [])
+    command = [sys.executable, "-c", code, verb, str(folder), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()

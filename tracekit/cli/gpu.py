@@ -21,7 +21,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tracekit.explain.gpu import explain_gpu
-    from tracekit.explain.gpu_text import gpu_lines
+    from tracekit.explain.gpu_results import gpu_lines
     from tracekit.table.tables import EventTables
 
     with (

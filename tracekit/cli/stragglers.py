@@ -33,7 +33,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tracekit.explain.stragglers import find_stragglers
-    from tracekit.explain.stragglers_text import straggler_lines
+    from tracekit.explain.stragglers_results import straggler_lines
 
     with ProgressBar(enabled=True) as bar:
         report = find_stragglers(

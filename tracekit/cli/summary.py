@@ -21,7 +21,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tracekit.explain.summary import summarize_traces
-    from tracekit.explain.summary_text import summary_lines
+    from tracekit.explain.summary_results import summary_lines
 
     with ProgressBar(enabled=True) as bar:
         summary = summarize_traces(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)

@@ -111,6 +111,7 @@ class Waits:
 
     report: CollectiveReport | None  # None where no collective was found on two ranks or more
     late_ns: dict[int, list[float]]  # of each rank, its delay behind the median of the other members in each collective
+    starts_ns: dict[int, list[int]]  # of each rank, when it came to each of these
     unmatched: list[str]  # why those of some ranks could not be matched, in words
 
 
@@ -137,7 +138,7 @@ def collective_waits(run: Run) -> Waits:
     sums: dict[int, list[int]] = {}  # of each rank: the time that it waited, the time after, and how often it came last
     spreads = sorted(_take(one, late, sums) for one in matched)
     if not spreads:
-        return Waits(None, {}, unmatched)
+        return Waits(None, {}, {}, unmatched)
     members = []
     for rank, (wait, transfer, last) in sorted(sums.items()):
         mean_ns = fmean(late[rank])
@@ -149,7 +150,8 @@ def collective_waits(run: Run) -> Waits:
         spread_longest_ns=spreads[-1],
         members=members,
     )
-    return Waits(report, late, unmatched)
+    starts = {rank: [one[rank].start_ns for one in matched if rank in one] for rank in late}
+    return Waits(report, late, starts, unmatched)
 
 
 def _take(found: dict[int, Collective], late: dict[int, list[float]], sums: dict[int, list[int]]) -> int:

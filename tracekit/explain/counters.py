@@ -16,25 +16,27 @@ MAX_COUNTERS: Final = 200
 # Events of torch's allocator are counters of each device; the device type 0 is the CPU.
 _MEMORY: Final = """
     UNION ALL
-    SELECT coalesce(rank, -1), 'torch memory ' || CASE WHEN (a.args->>'Device Type')::INTEGER = 0 THEN 'CPU'
-            ELSE 'GPU ' || (a.args->>'Device Id') END,
+    SELECT coalesce(rank, -1), 'torch memory ' || CASE WHEN try((args->>'Device Type')::INTEGER) = 0 THEN 'CPU'
+            ELSE 'GPU ' || try((args->>'Device Id')::BIGINT) END,
         unnest(['allocated_bytes', 'reserved_bytes']), start_ns,
-        unnest([(a.args->>'Total Allocated')::DOUBLE, (a.args->>'Total Reserved')::DOUBLE])
-    FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args a USING (file, id)
-    WHERE a.args LIKE '%"Total Allocated"%'"""
+        unnest([try((args->>'Total Allocated')::DOUBLE), try((args->>'Total Reserved')::DOUBLE)])
+    FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args USING (file, id)
+    WHERE args LIKE '%"Total Allocated"%'"""
+
+_FOUND: Final = """
+CREATE TEMP VIEW counter_found AS
+SELECT coalesce(rank, -1) AS rank, left(name, 200) AS name, left(series, 200) AS key, time_ns, value FROM counters{memory}"""
 
 _VALUES: Final = """
 CREATE TEMP TABLE counter_value AS
-WITH found AS (
-    SELECT coalesce(rank, -1) AS rank, left(name, 200) AS name, left(series, 200) AS key, time_ns, value FROM counters{memory}
-), kept AS (
-    SELECT name, key FROM found GROUP BY name, key ORDER BY count(*) DESC, name, key LIMIT {most}
+WITH kept AS (
+    SELECT name, key FROM counter_found WHERE name IS NOT NULL GROUP BY name, key ORDER BY count(*) DESC, name, key LIMIT {most}
 )
-SELECT found.* FROM found SEMI JOIN kept USING (name, key) WHERE abs(value) < 1e300"""
+SELECT found.* FROM counter_found found SEMI JOIN kept USING (name, key) WHERE abs(value) < 1e300"""
 
 _COUNTERS: Final = """
 WITH of_rank AS (
-    SELECT name, key, rank, count(*) AS count, arg_max(value, time_ns) AS last, min(value) AS low, max(value) AS high
+    SELECT name, key, rank, count(*) AS count, arg_max(value, (time_ns, value)) AS last, min(value) AS low, max(value) AS high
     FROM counter_value GROUP BY name, key, rank
 )
 SELECT name, key, list(rank ORDER BY rank), sum(count)::BIGINT, list(last ORDER BY rank), min(low), max(high)
@@ -88,9 +90,10 @@ def counters_of(run: Run) -> CounterReport:
     memory = database.run("SELECT 1 FROM events WHERE name = '[memory]' LIMIT 1")
     if memory:
         database.add_args()
-    database.run(_VALUES.format(memory=_MEMORY if memory else "", most=MAX_COUNTERS))
+    database.run(_FOUND.format(memory=_MEMORY if memory else ""))
+    database.run(_VALUES.format(most=MAX_COUNTERS))
     ((whole,),) = database.run(
-        "SELECT count(*) FROM (SELECT DISTINCT left(name, 200), left(series, 200) FROM counters)"
+        "SELECT count(*) FROM (SELECT DISTINCT name, key FROM counter_found WHERE name IS NOT NULL)"
     )
     times: dict[tuple[str, str], list[CounterTime]] = {}
     for name, key, *values in database.run(_TIMES.format(times=TIMES)):

@@ -262,10 +262,10 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> 
     causes, waiting = find_causes(costs[:-1], costs[-1], tests, at_least) if costs else ([], set())
     found: list[Change] = []
     for key, (*before, after) in tested.items():
-        change = compare_runs(before, after, tests)
-        alone = compare_runs(before, after, Correction(1, _GATE_CONFIDENCE))
-        if change is None or alone is None:
+        change = compare_runs(before, after)
+        if change is None:
             continue
+        reach, alone = change.reach(tests), change.reach(Correction(1, _GATE_CONFIDENCE))
         each = fmean(side.series[key].presence for side in (*ours, theirs))
         found.append(
             Change(
@@ -277,12 +277,12 @@ def _compare(ours: list[_Side], theirs: _Side, sure: float, at_least: float) -> 
                 count_before=fmean(side.each("count", key) for side in ours),
                 count_after=theirs.each("count", key),
                 ratio=change.ratio,
-                low=change.low,
-                high=change.high,
-                chance=change.chance,
+                low=change.ratio / reach,
+                high=change.ratio * reach,
+                chance=change.chance(tests),
                 share_of_step=(change.after - change.before) * each / step_ns if step_ns else None,
-                lower_99=alone.low,
-                resolution=alone.resolution,
+                lower_99=change.ratio / alone,
+                resolution=alone - 1,
                 waiting=key[0] in waiting,
             )
         )

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.arrays import np
-from tracekit.explain.results import Result
+from tracekit.explain.gpu_results import Collectives, Copies, GPUReport, GPUTime, Kernel, Launches, Memory, Stream
 from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
@@ -27,147 +27,10 @@ _NEVER: Final = -(2**63)
 _PIECE: Final = 500_000  # activities of a GPU in memory
 
 
-class GPUTime(Result, frozen=True, kw_only=True):
-    """The time of one GPU from its first activity to the end of its last, without pauses of the profiler.
-
-    ``compute_ns`` and ``communication_ns`` overlap by ``hidden_ns``; copies and fills may overlap both.
-    """
-
-    rank: int | None  # its rank
-    device: int  # its index
-    name: str  # the name of its process in the trace, such as "GPU 0"
-    span_ns: int  # from the start of the first activity to the end of the last, without pauses
-    busy_ns: int  # time with any activity
-    compute_ns: int  # time with a kernel that computes
-    communication_ns: int  # time with a kernel that communicates
-    hidden_ns: int  # time with both
-    memory_ns: int  # time with a copy or a fill
-    idle_ns: int  # time without any activity
-    host_bound_ns: int  # the part of ``idle_ns`` that ends with an activity launched after the GPU went idle
-    host_communication_ns: int  # the part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective
-
-
-class Stream(Result, frozen=True, kw_only=True):
-    """The idle time of one stream, between its first activity and its last, without pauses of the profiler.
-
-    A gap before an activity has one cause. HolisticTraceAnalysis calls the last two kinds together "kernel wait" and "other".
-
-    Attributes:
-        other_ns: The rest: short delays between activities, waits for another GPU, and activities without a known launch.
-    """
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU
-    stream: int  # the number of the stream
-    activities: int  # the number of its kernels, copies and fills
-    busy_ns: int  # time with an activity
-    host_bound_ns: int  # gaps before activities that the CPU launched after the one before had ended
-    dependency_ns: int  # the part of the other gaps in which another stream of the GPU was busy
-    other_ns: int
-    mean_queued: float  # the number of launched activities that wait for their start, averaged over time
-    max_queued: int  # the largest number that waits at a time
-
-
-class Kernel(Result, frozen=True, kw_only=True):
-    """The activities with one name on all GPUs."""
-
-    name: str  # the name
-    type: str  # "compute", "communication" or "memory"
-    ranks: int  # the number of ranks that ran it
-    count: int  # the number of its activities
-    total_ns: int  # the sum of all durations
-    min_rank_ns: int  # the sum of the rank with the least
-    max_rank_ns: int  # the sum of the rank with the most
-    max_rank: int | None  # the rank with the most; of equal ones, the first
-    longest_ns: int  # the longest of all
-
-
-class Launches(Result, frozen=True, kw_only=True):
-    """The launches of a CPU on a GPU of its rank.
-
-    Attributes:
-        calls_ns: The time of the launching calls. One call that launches many activities, as a CUDA graph does, counts once.
-    """
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU
-    count: int  # the number of activities with a known launch
-    calls_ns: int
-    median_latency_ns: int  # from the end of the call to the start of the activity; 0 where it starts earlier
-    p99_latency_ns: int  # the same, 99th percentile
-    max_latency_ns: int  # the same, the longest
-    short: int  # the number of kernels that take less time than the call that launches them
-
-
-class Copies(Result, frozen=True, kw_only=True):
-    """Copies and fills of one direction."""
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU
-    direction: str  # such as "HtoD", or "fill"
-    count: int  # the number of copies
-    size_bytes: int  # the sum of their sizes, as far as the trace states them
-    total_ns: int  # the sum of their durations
-
-
-class Memory(Result, frozen=True, kw_only=True):
-    """The memory of a device, from the events of torch's allocator."""
-
-    rank: int | None  # the rank
-    device: int  # the index of the GPU; -1 for the memory of the CPU
-    allocations: int  # the number of allocations
-    allocated_bytes: int  # the sum of their sizes
-    max_allocated_bytes: int  # the most that was in use
-    max_reserved_bytes: int | None  # the most that was taken from the driver; None if the trace does not state it
-    max_at_ns: int  # the time with the most in use
-
-
-class Collectives(Result, frozen=True, kw_only=True):
-    """The collectives of one kind and size in one process group.
-
-    Attributes:
-        size_bytes: The size by NCCL's convention: of the larger buffer for all-gather and reduce-scatter, else of the input.
-        algbw_bytes_per_s: Size by duration. With known ranks and sequence numbers, the duration is that of the last
-            rank, which does not wait.
-    """
-
-    group: str  # the name of the process group, and its description where it has one
-    group_size: int  # the number of its ranks
-    name: str  # such as "allreduce"
-    size_bytes: int
-    count: int  # the number of kernels of all ranks
-    median_ns: int  # the median of their durations, waiting included
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float  # the same, times NCCL's factor for what each link carries
-
-
-class GPUReport(Result, frozen=True, kw_only=True):
-    """The time of the GPUs of a run. Lists are empty where the traces have no such events.
-
-    Attributes:
-        gpus: The time of each GPU.
-        streams: The idle time of each stream.
-        kernels: The activities by name, those that take longest first.
-        launches: The launches on each GPU.
-        copies: Copies and fills by direction.
-        memory: The memory of each device.
-        collectives: The collectives by process group, kind and size, those that take longest first.
-    """
-
-    format_version: int = 1
-    gpus: list[GPUTime]
-    streams: list[Stream]
-    kernels: list[Kernel]
-    launches: list[Launches]
-    copies: list[Copies]
-    memory: list[Memory]
-    collectives: list[Collectives]
-
-
 def explain_gpu(table: RunDatabase) -> GPUReport:
     """Explain the time of all GPUs in the event table."""
     return GPUReport(
-        gpus=gpu_times(table),
+        gpus=gpu_times_and_gaps(table, 0)[0],
         streams=_structs(Stream, table, _STREAMS),
         kernels=_structs(Kernel, table, _KERNELS),
         launches=_structs(Launches, table, _LAUNCHES),
@@ -175,11 +38,6 @@ def explain_gpu(table: RunDatabase) -> GPUReport:
         memory=_structs(Memory, table, _MEMORY, args=True),
         collectives=_structs(Collectives, table, _COLLECTIVES, args=True),
     )
-
-
-def gpu_times(table: RunDatabase) -> list[GPUTime]:
-    """Return the time of each GPU."""
-    return gpu_times_and_gaps(table, 0)[0]
 
 
 def gpu_times_and_gaps(table: RunDatabase, most: int) -> tuple[list[GPUTime], list[tuple[Any, ...]]]:
@@ -303,7 +161,7 @@ def _structs(kind: type[ResultT], table: RunDatabase, sql: str, *, args: bool = 
 
 # The pattern is matched once for each name, which takes half as long as for each activity. A materialized CTE would hold all
 # columns of the events.
-# An activity that several launches claim, as after a wrap of correlation ids, takes the last one before it.
+# Correlation ids repeat, as in each attempt of a rank: an activity is of the last call before it, else of the first one.
 _ACTIVITIES: Final = """
 WITH device_event AS NOT MATERIALIZED (
     SELECT * FROM events WHERE phase = 'X' AND category IN {activities}
@@ -319,14 +177,13 @@ WITH device_event AS NOT MATERIALIZED (
             ELSE 'compute' END AS type
     FROM device_event JOIN device_name USING (name)
 ), call AS (
-    SELECT file, rank, correlation, max(start_ns) AS call_ns, max(start_ns + coalesce(duration_ns, 0)) AS called_ns
-    FROM events
-    WHERE category IN {calls}
-        AND phase = 'X' AND correlation IS NOT NULL
-    GROUP BY file, rank, correlation
+    SELECT file, rank, correlation, start_ns AS call_ns, start_ns + coalesce(duration_ns, 0) AS called_ns,
+        CASE WHEN lag(start_ns) OVER (PARTITION BY file, rank, correlation ORDER BY start_ns) IS NULL
+            THEN -9223372036854775807 ELSE start_ns END AS from_ns
+    FROM events WHERE category IN {calls} AND phase = 'X' AND correlation IS NOT NULL
 )
-SELECT a.*, c.call_ns, c.called_ns FROM activity a
-LEFT JOIN call c ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation"""
+SELECT a.*, c.call_ns, c.called_ns FROM activity a ASOF LEFT JOIN call c
+    ON a.file = c.file AND a.rank IS NOT DISTINCT FROM c.rank AND a.correlation = c.correlation AND a.start_ns >= c.from_ns"""
 
 # Functions of Python and shadows enclose or copy the slices that exchange data.
 _CPU_COLLECTIVES: Final = """
@@ -452,33 +309,35 @@ SELECT rank, device, CASE WHEN name LIKE 'Memset%' THEN 'fill'
     count(*), coalesce(sum(bytes), 0)::BIGINT, sum(end_ns - start_ns)::BIGINT AS total_ns
 FROM gpu_activity WHERE type = 'memory' GROUP BY rank, device, direction ORDER BY rank, device, total_ns DESC, direction"""
 
+# Arguments may be of any type, and JSON that the engine refuses: ``try`` makes them NULL then.
 # The device types of torch: 0 is the CPU. Its allocator has no reserve.
 _MEMORY: Final = """
 WITH change AS (
-    SELECT rank, start_ns, (a.args->>'Bytes')::BIGINT AS bytes, (a.args->>'Total Allocated')::BIGINT AS allocated_bytes,
-        (a.args->>'Total Reserved')::BIGINT AS reserved_bytes, (a.args->>'Device Type')::INTEGER AS device_type,
-        (a.args->>'Device Id')::INTEGER AS device
+    SELECT rank, start_ns, try((args->>'Bytes')::BIGINT) AS bytes, try((args->>'Total Allocated')::BIGINT) AS allocated_bytes,
+        try((args->>'Total Reserved')::BIGINT) AS reserved_bytes, try((args->>'Device Type')::INTEGER) AS device_type,
+        try((args->>'Device Id')::INTEGER) AS device
     FROM (SELECT rank, file, id, start_ns FROM events WHERE name = '[memory]') JOIN event_args a USING (file, id)
 )
 SELECT rank, CASE WHEN device_type = 0 THEN -1 ELSE device END AS device, count(*) FILTER (bytes > 0),
-    coalesce(sum(bytes) FILTER (bytes > 0), 0)::BIGINT, max(allocated_bytes), max(reserved_bytes) FILTER (device_type <> 0),
-    arg_max(start_ns, allocated_bytes)
+    least(coalesce(sum(bytes) FILTER (bytes > 0), 0), 9223372036854775807)::BIGINT, max(allocated_bytes),
+    max(reserved_bytes) FILTER (device_type <> 0), arg_max(start_ns, allocated_bytes)
 FROM change WHERE allocated_bytes IS NOT NULL GROUP BY rank, CASE WHEN device_type = 0 THEN -1 ELSE device END ORDER BY 1, 2"""
 
 # NCCL's factors: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 _COLLECTIVES: Final = """
 WITH told AS (
-    SELECT a.rank, a.start_ns, a.end_ns, lower(replace(args->>'Collective name', '_', '')) AS name,
-        args->>'Process Group Name' AS pg, args->>'Process Group Description' AS description,
-        args->>'Process Group Ranks' AS members, (args->>'Group size')::INTEGER AS group_size, (args->>'Seq')::BIGINT AS seq,
-        (args->>'In msg nelems')::BIGINT AS taken, (args->>'Out msg nelems')::BIGINT AS given,
-        CASE lower(args->>'dtype') WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
+    SELECT a.rank, a.start_ns, a.end_ns, lower(replace(try(args->>'Collective name'), '_', '')) AS name,
+        try(args->>'Process Group Name') AS pg, try(args->>'Process Group Description') AS description,
+        try(args->>'Process Group Ranks') AS members, try((args->>'Group size')::INTEGER) AS group_size,
+        try((args->>'Seq')::BIGINT) AS seq, try((args->>'In msg nelems')::BIGINT) AS taken,
+        try((args->>'Out msg nelems')::BIGINT) AS given,
+        CASE lower(try(args->>'dtype')) WHEN 'double' THEN 8 WHEN 'long' THEN 8 WHEN 'float' THEN 4 WHEN 'int' THEN 4
             WHEN 'half' THEN 2 WHEN 'bfloat16' THEN 2 WHEN 'short' THEN 2 ELSE 1 END AS item_bytes
     FROM gpu_activity AS a JOIN event_args USING (file, id)
     WHERE type = 'communication' AND args LIKE '%"Collective name"%'
 ), sized AS (
-    SELECT *, item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given) ELSE taken END
-            AS size_bytes,
+    SELECT *, try(item_bytes * CASE WHEN name LIKE '%gather%' OR name LIKE '%scatter%' THEN greatest(taken, given)
+            ELSE taken END) AS size_bytes,
         CASE WHEN seq IS NULL THEN end_ns - start_ns
             ELSE min(end_ns - start_ns) OVER (PARTITION BY pg, members, name, seq) END AS transfer_ns
     FROM told WHERE taken IS NOT NULL AND group_size > 0
@@ -489,4 +348,5 @@ SELECT coalesce(pg, '')
     sum(size_bytes) * 1e9 / nullif(sum(transfer_ns), 0),
     sum(size_bytes) * 1e9 / nullif(sum(transfer_ns), 0) * CASE WHEN name LIKE 'allreduce%' THEN 2 * (group_size - 1) / group_size
         WHEN name LIKE '%gather%' OR name LIKE '%scatter%' OR name LIKE 'alltoall%' THEN (group_size - 1) / group_size ELSE 1 END
-FROM sized GROUP BY team, group_size, name, size_bytes ORDER BY sum(end_ns - start_ns) DESC, team, name, size_bytes"""
+FROM sized WHERE size_bytes IS NOT NULL
+GROUP BY team, group_size, name, size_bytes ORDER BY sum(end_ns - start_ns) DESC, team, name, size_bytes"""

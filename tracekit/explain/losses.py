@@ -107,6 +107,8 @@ def _gap_events(run: Run) -> dict[int, int]:
     if not run.database.run(f"SELECT 1 {gaps} LIMIT 1"):
         return {}
     run.database.add_args()
-    lost = f"coalesce(sum(greatest(0, try_cast(a.args->>'{LOST_EVENTS_KEY}' AS BIGINT))), 0)::BIGINT"
+    lost = (
+        f"least(coalesce(sum(greatest(0, try((args->>'{LOST_EVENTS_KEY}')::BIGINT))), 0), 9223372036854775807)::BIGINT"
+    )
     sql = f"SELECT file, {lost} FROM (SELECT file, id {gaps}) JOIN event_args a USING (file, id) GROUP BY file"  # noqa: S608
     return dict(run.database.run(sql))

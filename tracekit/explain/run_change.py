@@ -33,19 +33,31 @@ _PART: Final = 0.5  # the part of a change that must be seen on a rank, or at th
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """The mean of a time in one run and in earlier runs.
-
-    Attributes:
-        chance: Probability that any of all tests would show as large a difference by chance; 1 with too few independent values.
-    """
+    """The mean of a time in one run and in earlier runs."""
 
     before: float  # geometric mean of the means of the earlier runs
     after: float  # mean of the later run
-    ratio: float  # ``after`` to ``before``
-    low: float  # limits of the true ratio. Each holds with the confidence asked for.
-    high: float  # limits of the true ratio. Each holds with the confidence asked for.
-    chance: float
-    resolution: float  # least slow-down that would be certain, as a share: 0.05 for 5 %
+    spreads: list[tuple[float, float]]  # standard errors of the logarithm of the ratio, and their degrees of freedom
+    is_known: bool  # false with too few independent values: nothing is certain then
+
+    @property
+    def ratio(self) -> float:
+        """The later mean to the earlier one."""
+        return self.after / self.before
+
+    def chance(self, correction: Correction) -> float:
+        """Return the probability that any of all tests would show as large a difference by chance."""
+        if not self.is_known:
+            return 1.0
+        change = abs(math.log(self.ratio))
+        return min(1.0, correction.tests * max(_tail(change, *spread) for spread in self.spreads))
+
+    def reach(self, correction: Correction) -> float:
+        """Return the factor between the ratio and each of its limits, which holds with the confidence asked for."""
+        reach = _MAX_REACH
+        if self.is_known:
+            reach = min(reach, max(error * _critical(correction.tail, freedom) for error, freedom in self.spreads))
+        return math.exp(reach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,7 @@ class _Mean:
     freedom: float
 
 
-def compare_runs(before: Sequence[Floats], after: Floats, correction: Correction) -> RunChange | None:
+def compare_runs(before: Sequence[Floats], after: Floats) -> RunChange | None:
     """Compare the mean of a run with that of earlier runs.
 
     With one earlier run the limits hold for the variation within the two runs only. With several, the limits are the wider
@@ -77,20 +89,11 @@ def compare_runs(before: Sequence[Floats], after: Floats, correction: Correction
     if count > 1:
         between = variance([one.log for one in earlier]) * (1 + 1 / count)
         spreads.append((math.sqrt(between), count - 1.0))
-    middle = fmean(one.log for one in earlier)
-    change = later.log - middle
-    reach, chance = _MAX_REACH, 1.0
-    if min(one.freedom for one in (*earlier, later)) >= MIN_FREEDOM:
-        reach = min(reach, max(error * _critical(correction.tail, own) for error, own in spreads))
-        chance = min(chance, correction.tests * max(_tail(abs(change), *spread) for spread in spreads))
     return RunChange(
-        before=math.exp(middle),
+        before=math.exp(fmean(one.log for one in earlier)),
         after=math.exp(later.log),
-        ratio=math.exp(change),
-        low=math.exp(change - reach),
-        high=math.exp(change + reach),
-        chance=chance,
-        resolution=math.expm1(reach),
+        spreads=spreads,
+        is_known=min(one.freedom for one in (*earlier, later)) >= MIN_FREEDOM,
     )
 
 
@@ -169,27 +172,28 @@ def find_causes(
         # The step in which only this stage changes: a cost may be 0, and limits are those of logarithms.
         earlier = [length + side.costs.get(name, np.zeros(len(side.costs[side.last]))) for side in before]
         later = length + after.costs.get(name, np.zeros(len(after.costs[after.last])))
-        change = compare_runs(earlier, later, correction)
+        change = compare_runs(earlier, later)
         if change is None:
             continue
+        chance, reach = change.chance(correction), change.reach(correction)
         cost_ns = change.after - change.before
         growth = _growth(name, before, after)
         mean_ns = fmean(growth.values())
         if any(name in side.meets for side in (*before, after)) and abs(cost_ns) < _PART * abs(mean_ns):
             waiting.add(marker_of(name))
         ranks = sorted(rank for rank, own in growth.items() if (own if longer else -own) >= _PART * abs(cost_ns))
-        is_certain = change.chance <= 1 - correction.confidence and abs(cost_ns) >= at_least * length
+        is_certain = chance <= 1 - correction.confidence and abs(cost_ns) >= at_least * length
         if is_certain and ranks and (cost_ns > 0) is longer:
             causes.append(
                 Cause(
                     stage=name,
                     change_ns=cost_ns,
-                    low_ns=change.before * (change.low - 1),
-                    high_ns=change.before * (change.high - 1),
+                    low_ns=change.after / reach - change.before,
+                    high_ns=change.after * reach - change.before,
                     share_of_step=cost_ns / length,
                     ranks=ranks,
                     of_ranks=len(growth),
-                    chance=change.chance,
+                    chance=chance,
                 )
             )
     return sorted(causes, key=lambda one: (-abs(one.change_ns), one.stage)), waiting

@@ -69,9 +69,10 @@ _OF_RANK: Final = """
 SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_step, is_call, is_outer FROM stage_slice
 WHERE rank = {rank}"""
 
+# Processes of different ranks can have equal numbers, as in containers.
 _THREADS: Final = """
-SELECT hash(pid, tid) AS thread_key, coalesce(any_value(thread), 'thread ' || any_value(tid), 'thread')
-FROM tracks GROUP BY thread_key"""
+SELECT coalesce(rank, -1) AS rank, hash(pid, tid) AS thread_key, coalesce(min(thread), 'thread ' || any_value(tid), 'thread')
+FROM tracks GROUP BY ALL"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
     database.derive("stage_slice", _SLICES, before=[_FRAMES, _LANES], of=["label"])
-    names = dict(database.run(_THREADS))
+    names = {(rank, key): name for rank, key, name in database.run(_THREADS)}
     trains = {
         (rank, process)
         for rank, process in database.run(
@@ -161,7 +162,7 @@ def training_stages(run: Run) -> dict[int, StageTimes]:
         ]
         training = _training_threads(threads, {process for of, process in trains if of == rank})
         if training:
-            found[rank] = _stage_times(run, rank, training, str(names.get(training[0].key, "thread")))
+            found[rank] = _stage_times(run, rank, training, str(names.get((rank, training[0].key), "thread")))
     return found
 
 

@@ -98,17 +98,17 @@ def steps_of_ranks(database: Database, ranks: Sequence[int]) -> RunSteps:
 
     Steps that overlap an evaluation, the first step of each of several recording windows, and warm-up steps do not count.
     """
-    columns = database.columns(
-        "SELECT coalesce(rank, -1)::BIGINT AS rank, step, start_ns, end_ns, evaluation FROM steps ORDER BY rank, start_ns, step"
-    )
+    sql = "SELECT coalesce(rank, -1)::BIGINT AS rank, step, start_ns, end_ns, evaluation FROM steps ORDER BY rank, start_ns, step"
+    columns = {name: np.asarray(values) for name, values in database.columns(sql).items()}
     found: dict[int, RankSteps] = {}
     evaluated: set[int] = set()
     first: set[int] = set()
     windows = 0
     for rank in ranks:
-        own = {name: np.asarray(values)[columns["rank"] == rank] for name, values in columns.items()}
-        if not len(own["step"]):
+        begin, end = np.searchsorted(columns["rank"], (rank, rank + 1))
+        if begin == end:
             continue
+        own = {name: values[begin:end] for name, values in columns.items()}
         keep = _apart(own["start_ns"], own["end_ns"])
         numbers, starts, ends, evaluation = (own[name][keep] for name in ("step", "start_ns", "end_ns", "evaluation"))
         ends[:-1] = np.minimum(ends[:-1], np.maximum(starts[1:], starts[:-1]))

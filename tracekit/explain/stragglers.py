@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tracekit.explain.run import Run
     from tracekit.explain.slow_ranks import SlowRank
     from tracekit.explain.stages import StageTimes
+    from tracekit.explain.steps import RunSteps
 
 _STEPS_TO_LOOK_AT: Final = 3
 _MAX_BLOCKS: Final = 30
@@ -95,7 +96,7 @@ def compare_run(
                 limit_share=compared.limit, ess=compared.ess, steps_needed=compared.steps_needed, noise=noise
             )
     if waits is not None and waits.report is not None:
-        stragglers += _late_at_collectives(waits, steps, step_ns, max(at_least, 3 * resolution), sure)
+        stragglers += _late_at_collectives(waits, run.steps, step_ns, max(at_least, 3 * resolution), sure)
     notes = [*run.steps.notes, *found.notes]
     if 3 * resolution > at_least:
         notes.append(
@@ -156,8 +157,10 @@ def _outliers(found: RunCycles, cycles: Cycles) -> list[StepOutlier]:
     ]
 
 
-def _late_at_collectives(waits: Waits, steps: int, step_ns: float, at_least: float, sure: float) -> list[Straggler]:
-    """Return the ranks that come late to the collectives."""
+def _late_at_collectives(
+    waits: Waits, steps: RunSteps, step_ns: float, at_least: float, sure: float
+) -> list[Straggler]:
+    """Return the ranks that come late to the collectives; ``step_ns`` is 0 where the steps could not be compared."""
     assert waits.report is not None
     members = {member.rank: member for member in waits.report.members}
     whole = fmean([one.wait_ns + one.transfer_ns for one in members.values()]) / waits.report.count
@@ -165,12 +168,17 @@ def _late_at_collectives(waits: Waits, steps: int, step_ns: float, at_least: flo
     # Ranks with equally many collectives share one estimate of their noise.
     for count in sorted({member.count for member in members.values()}):
         ranks = [rank for rank, member in members.items() if member.count == count]
-        # A step may hold many collectives; the delay of one counts as often.
-        least = at_least * max(whole, step_ns * steps / count)
+        # A step may hold many collectives; the delay of one counts as often. Some of them are of steps that are not compared.
+        held = [
+            places[places >= 0] for places in (steps.of(rank).at(np.array(waits.starts_ns[rank])) for rank in ranks)
+        ]
+        of_steps = sum(len(np.unique(places)) for places in held) if step_ns else 0
+        a_step = sum(map(len, held)) / of_steps if of_steps else 1.0
+        least = at_least * max(whole, step_ns / a_step)
         late = np.array([waits.late_ns[rank] for rank in ranks], dtype=float)
-        for slow in slow_rows(block_means(late, steps or _MAX_BLOCKS), least, Correction(len(members), sure)):
+        blocks = block_means(late, of_steps // len(ranks) or _MAX_BLOCKS)
+        for slow in slow_rows(blocks, least, Correction(len(members), sure)):
             rank = ranks[slow.row]
-            a_step_ns = slow.mean * count / steps if steps else slow.mean
             found.append(
                 Straggler(
                     rank=rank,
@@ -180,7 +188,7 @@ def _late_at_collectives(waits: Waits, steps: int, step_ns: float, at_least: flo
                     low_ns=slow.low,
                     high_ns=slow.high,
                     median_ns=median(waits.late_ns[rank]),
-                    share_of_step=a_step_ns / step_ns if step_ns else 0.0,
+                    share_of_step=slow.mean * a_step / step_ns if step_ns else 0.0,
                     late=members[rank].last,
                     of=count,
                     sure=1 - slow.chance,

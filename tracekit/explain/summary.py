@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tracekit.arguments import Paths
     from tracekit.explain.arrays import Ints
-    from tracekit.explain.gpu import GPUTime
+    from tracekit.explain.gpu_results import GPUTime
     from tracekit.explain.run import Run
     from tracekit.explain.stages import StageTimes
     from tracekit.explain.steps import RankSteps

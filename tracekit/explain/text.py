@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from tracekit.wording import align_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _UNITS: Final = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"))
 _WIDEST: Final = 48
+
+ENDS: Final = ("least", "median", "most", "on rank")  # the headings of `range_cells`
 
 
 def duration(ns: float) -> str:
@@ -71,3 +74,9 @@ def section(
     """Yield an empty line, a title, a table and the lines after it; nothing without rows."""
     if rows:
         yield from ("", title, *table(head, rows, left), *after)
+
+
+def range_cells(values: Sequence[tuple[float, int]], text: Callable[[float], str]) -> tuple[str, ...]:
+    """Return the least, the median and the most of values with their ranks, and the rank with the most."""
+    most, rank = max(values, key=lambda pair: (pair[0], -pair[1]))
+    return text(min(values)[0]), text(median(value for value, _ in values)), text(most), "-" if rank < 0 else str(rank)

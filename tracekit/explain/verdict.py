@@ -5,13 +5,13 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.stragglers_text import negative_sentence, outlier_parts, sentence, straggler_parts
+from tracekit.explain.stragglers_results import negative_sentence, outlier_parts, sentence, straggler_parts
 from tracekit.explain.summary_results import Verdict
 from tracekit.explain.text import duration, share, shortened
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from tracekit.explain.gpu import GPUTime
+    from tracekit.explain.gpu_results import GPUTime
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import RankSummary
 

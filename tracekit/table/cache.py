@@ -75,8 +75,10 @@ class TableCache:
         with self.scratch() as building:
             build(building)
             self._added_bytes += _size_bytes(building)
-            with contextlib.suppress(OSError):  # another process was faster
-                building.rename(folder)
+            if not self._publish(building, folder):
+                self.remove(key)  # an entry that was removed in part
+                if not self._publish(building, folder):
+                    raise StorageError(f"{folder}: the cache cannot be written; remove this folder")
         if self._added_bytes >= self._max_bytes // _TRIMS:
             self.trim()
             self._added_bytes = 0
@@ -101,6 +103,12 @@ class TableCache:
         finally:
             if building is not None:
                 shutil.rmtree(building, ignore_errors=True)
+
+    def _publish(self, building: Path, folder: Path) -> bool:
+        """Make a new entry available; return True if there is one, which another process may have been faster to build."""
+        with contextlib.suppress(OSError):
+            building.rename(folder)
+        return (folder / _DONE).is_file()
 
     def latest(self, path: str) -> Path | None:
         """Return the folder of the last entry of a local file, whatever its version; None if there is none."""

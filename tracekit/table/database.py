@@ -22,7 +22,11 @@ T = TypeVar("T")
 # No comments: what follows must be the statement that the engine explains.
 _EXPLAIN: Final = re.compile(r"\s*explain\b(?:\s+analyze\b)?(?:\s*\([\w\s,]*\))?", re.IGNORECASE)
 _ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})
+_EFFECT: Final = re.compile(
+    "COPY|INSERT|UPDATE|DELETE|MERGE_INTO|JSON_EXECUTE"
+)  # operators of a plan that do more than read
 _BATCH_ROWS: Final = 10_000
+_MAX_WAIT_S: Final = 10**9  # threads cannot wait for any time
 _FIRST_MEMORY_BYTES: Final = 350 * 10**6
 """Memory that tracekit's own statements get at first. They all use the disk beyond it, except aggregates that keep values."""
 
@@ -112,7 +116,7 @@ class Database:
             while rows := result.fetchmany(_BATCH_ROWS):
                 yield from rows
         except self._errors as error:
-            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+            raise self._failure(error) from error
 
     def _ask(self, ask: Callable[[], T]) -> T:
         """Return an answer; ask again with all memory of the limits if the engine runs out of its first share."""
@@ -125,7 +129,12 @@ class Database:
                 self._allow_all_memory()
                 return ask()
         except self._errors as error:
-            raise QueryError(f"the event table cannot be used: {_first_line(error)}") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> QueryError:
+        if isinstance(error, self._out_of_memory):
+            return QueryError(f"the event table needs more memory than {_memory(self._limits.memory_bytes)}")
+        return QueryError(f"the event table cannot be used: {_first_line(error)}")
 
     def _allow_all_memory(self) -> None:
         self._memory_bytes = self._limits.memory_bytes
@@ -167,16 +176,17 @@ class Database:
 
     # Statements of users.
 
-    def check(self, sql: str) -> str:
-        """Return a statement of a user, which must be one SELECT, DESCRIBE or EXPLAIN of these."""
-        statement = self._only_statement(sql)
+    def check(self, sql: str) -> tuple[str, str]:
+        """Return a statement of a user, and the SELECT in it; it must be one SELECT, DESCRIBE or EXPLAIN of these."""
+        statement = selected = self._only_statement(sql)
         if statement.type.name == "EXPLAIN":
             match = _EXPLAIN.match(sql)
             if match is None:
                 raise QueryError("the query has a comment before EXPLAIN; leave it out")
-            if self._only_statement(sql[match.end() :]).type.name != "SELECT":
+            selected = self._only_statement(sql[match.end() :])
+            if selected.type.name != "SELECT":
                 raise QueryError("the query explains something else than a SELECT")
-        return str(statement.query)
+        return str(statement.query), str(selected.query)
 
     def _only_statement(self, sql: str) -> Any:
         try:
@@ -191,15 +201,19 @@ class Database:
             )
         return statements[0]
 
-    def reads(self, sql: str, table: str, column: str) -> bool:
-        """Return True if the plan of a query reads a column of a table."""
-        if self._only_statement(sql).type.name != "SELECT":
-            return False
-        try:
-            plan = self._connection.execute(f"EXPLAIN (FORMAT json) {sql}").fetchall()
-        except self._errors:
-            return False  # DESCRIBE has no plan, and an error is reported when the query runs
-        return any(_scans(node, table, column) for _, text in plan for node in json.loads(text))
+    def reads(self, selected: str, table: str, column: str) -> bool:
+        """Return True if the plan of a SELECT reads a column of a table; refuse a plan that does more than read.
+
+        A SELECT can hold a COPY or an INSERT in a WITH clause, and a function that runs other statements. The plan shows both,
+        wherever they stand.
+        """
+        with self._limited():
+            plan = self._connection.execute(f"EXPLAIN (FORMAT json) {selected}").fetchall()
+        nodes = [node for _, text in plan for root in json.loads(text) for node in _nodes(root)]
+        for node in nodes:
+            if (match := _EFFECT.search(node["name"])) is not None:
+                raise QueryError(f"the query does more than read ({match[0]}); give one SELECT, DESCRIBE or EXPLAIN")
+        return any(_scans(node, table, column) for node in nodes)
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Run a statement that was checked; return the names of the columns, and the rows."""
@@ -221,7 +235,7 @@ class Database:
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         """Interrupt a statement that takes too long, and give errors of the engine the words for a user."""
-        timer = threading.Timer(self._limits.seconds, self._connection.interrupt)
+        timer = threading.Timer(min(self._limits.seconds, _MAX_WAIT_S), self._connection.interrupt)
         timer.daemon = True
         timer.start()
         try:
@@ -231,7 +245,7 @@ class Database:
                 raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped") from error
             if isinstance(error, self._out_of_memory):
                 raise QueryError(
-                    f"the query needs more memory than {self._limits.memory_bytes // 10**6} MB; allow more (--max-memory), "
+                    f"the query needs more memory than {_memory(self._limits.memory_bytes)}; allow more (--max-memory), "
                     "or ask for fewer rows or groups"
                 ) from error
             raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
@@ -271,7 +285,7 @@ def _quoted(path: Path) -> str:
 
 
 def _memory(size_bytes: int) -> str:
-    return f"{size_bytes // 10**6}MB"
+    return f"{size_bytes // 10**6} MB"
 
 
 def _first_line(error: Exception) -> str:
@@ -280,10 +294,15 @@ def _first_line(error: Exception) -> str:
     return text.partition("\n\nLINE ")[0].replace("\n", " ")
 
 
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("children", ()):
+        yield from _nodes(child)
+
+
 def _scans(node: dict[str, Any], table: str, column: str) -> bool:
     info = node.get("extra_info", {})
-    if str(info.get("Table", "")).rpartition(".")[2] == table:
-        found = info.get("Projections", ())
-        if column in ([found] if isinstance(found, str) else found):
-            return True
-    return any(_scans(child, table, column) for child in node.get("children", ()))
+    found = info.get("Projections", ())
+    return str(info.get("Table", "")).rpartition(".")[2] == table and column in (
+        [found] if isinstance(found, str) else found
+    )

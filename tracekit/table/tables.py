@@ -147,12 +147,6 @@ class EventTables:
             [(entry.folder.name, entry.rank, entry.nested and entry.nested.parent.name) for entry in self._entries]
         )
 
-    def _args(self) -> list[Path]:
-        """Return the tables of arguments. Files without cached ones are read again."""
-        for entry in self._entries:
-            self._add_args(entry)
-        return [entry.folder / _ARGS for entry in self._entries]
-
     def _key_args(self) -> list[Path]:
         """Return the tables with the arguments of events with `has_key_args`; some have those of all events."""
         for entry in self._entries:
@@ -163,14 +157,17 @@ class EventTables:
 
     def _prepare(self, database: Database, sql: str) -> str:
         """Create the views for a query, and lock the connection; return the statement."""
-        statement = database.check(sql)
+        statement, selected = database.check(sql)
         self._create_views(database)
-        # Arguments are read from the traces only if the plan of the query has them.
-        args = self._args() if database.reads(statement, _PROBE, "args") else []
-        self._create_events(database, "files" if args else "none")
         tables = ("events", "counters", "flows")
         paths = [entry.folder / part.name for entry in self._entries for name in tables for part in entry.parts(name)]
-        database.lock([*paths, *args])
+        # Some tables of arguments are not there yet. Nothing that a user wrote is planned before the lock.
+        database.lock([*paths, *(entry.folder / _ARGS for entry in self._entries)])
+        # Arguments are read from the traces only if the plan of the query has them.
+        has_args = database.reads(selected, _PROBE, "args")
+        for entry in self._entries if has_args else ():
+            self._add_args(entry)
+        self._create_events(database, "files" if has_args else "none")
         return statement
 
     # Entries.

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.event_table import EventTable
 from tracekit.explain import gpu as gpu_module
-from tracekit.explain.gpu import Copies, explain_gpu, gpu_times_and_gaps
-from tracekit.explain.gpu_text import gpu_lines
+from tracekit.explain.gpu import explain_gpu, gpu_times_and_gaps
+from tracekit.explain.gpu_results import Copies, gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
 CATEGORIES = {"compute": "kernel", "communication": "kernel", "memory": "gpu_memcpy"}
@@ -89,6 +89,37 @@ def test_call_that_launches_a_graph_counts_once_and_one_of_another_file_not_at_a
         _activity(table, "compute", start_ns, start_ns + 50, correlation=correlation)
     (launches,) = explain_gpu(table).launches
     assert (launches.rank, launches.count, launches.calls_ns) == (0, 3, 40)
+
+
+def test_kernel_of_an_attempt_has_its_launch_where_the_next_attempt_uses_its_number_again() -> None:
+    table = EventTable()
+    for start_ns in (0, 100_000):
+        for correlation in (1, 2):
+            _call(table, start_ns + 10 * correlation, start_ns + 10 * correlation + 5, correlation)
+            begin = start_ns + 100 * correlation
+            _activity(table, "compute", begin, begin + 90, correlation=correlation)
+    report = explain_gpu(table)
+    assert report.gpus[0].host_bound_ns == 99_810  # that between the attempts
+    assert report.launches[0].max_latency_ns == 175
+
+
+MALFORMED = [
+    {"Total Allocated": "x", "Device Type": 1, "Device Id": 0},
+    {"Total Allocated": 2**70, "Device Type": "cuda", "Device Id": 2**40, "Bytes": [1]},
+    {"Total Allocated": 5, "Device Type": 1, "Device Id": 0, "note": "\ud800"},
+    {"Collective name": "allreduce", "Group size": "x", "In msg nelems": float("nan"), "Seq": 2**70},
+    {"Collective name": "allreduce", "Group size": 2, "In msg nelems": 2**62, "dtype": "Double", "Seq": 1},
+]
+
+
+@pytest.mark.parametrize("args", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_arguments_are_left_out(args: dict[str, Any]) -> None:
+    table = EventTable()
+    table.add(phase="i", name="[memory]", start_ns=5, args=json.dumps(args))
+    _activity(table, "communication", 0, 10, args=json.dumps(args))
+    report = explain_gpu(table)
+    assert report.memory == report.collectives == []
+    assert len(report.gpus) == 1
 
 
 @pytest.mark.parametrize(

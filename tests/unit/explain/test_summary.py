@@ -15,7 +15,7 @@ from tests.benchmarks.summary_speed import measure
 from tracekit import diff_traces, find_stragglers, summarize_traces
 from tracekit.cli import main
 from tracekit.errors import ConfigError
-from tracekit.explain.summary_text import summary_lines
+from tracekit.explain.summary_results import summary_lines
 from tracekit.explain.text import certainty, duration, shortened, shortened_apart, table
 
 if TYPE_CHECKING:
@@ -228,10 +228,14 @@ def test_several_files_of_one_thread_are_one_thread(tmp_path: Path) -> None:
     assert [gap.length_ns for gap in summary.gaps] == [50_000, 50_000]
 
 
-def test_slowest_rank_is_named(tmp_path: Path) -> None:
+def test_slowest_rank_is_named_and_each_rank_has_the_name_of_its_thread(tmp_path: Path) -> None:
     for rank, length in enumerate((10, 11, 15)):
-        trace(tmp_path / f"rank{rank}.json", x("ProfilerStep#1", 0, length, cat="user_annotation"))
-    slowest = summarize_traces([str(tmp_path)]).slowest_rank
+        name = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": f"main {rank}"}}
+        step = x("ProfilerStep#1", 0, length, cat="user_annotation")
+        trace(tmp_path / f"rank{rank}.json", name, step, x("forward", 0, 5))
+    summary = summarize_traces([str(tmp_path)])
+    assert [rank.training_thread for rank in summary.ranks] == ["main 0", "main 1", "main 2"]
+    slowest = summary.slowest_rank
     assert slowest is not None
     assert (slowest.rank, slowest.step_mean_ns, slowest.median_of_ranks_ns) == (2, 15_000, 11_000)
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.unit.explain.test_stragglers import run
-from tests.unit.explain.test_stragglers import write as write_ranks
+from tests.unit.explain.test_stragglers import FORWARD, slow_run
 from tracekit import find_stragglers, merge_traces, summarize_traces
 from tracekit.explain.run_report import report_run
-from tracekit.explain.summary_text import summary_lines
+from tracekit.explain.summary_results import summary_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,13 +148,13 @@ def test_warm_up_and_evaluation_do_not_count_and_are_named(tmp_path: Path) -> No
 
 
 def test_delays_below_the_resolution_of_the_alignment_are_not_named(tmp_path: Path) -> None:
-    folder = write_ranks(tmp_path, run(1, steps=60, slow={(2, 1): 3.0}))
+    folder = slow_run(tmp_path / "run", 2, FORWARD)
     merged = str(tmp_path / "merged.json")
     merge_traces(merged, [folder], align="wall")
     assert [one.rank for one in find_stragglers([merged]).stragglers] == [2]
     document = json.loads((tmp_path / "merged.json").read_text())
     for clock in document["tracekit"]["clocks"]["ranks"]:
-        clock["error_ns"] = 40_000_000
+        clock["error_ns"] = 150_000_000
     (tmp_path / "merged.json").write_text(json.dumps(document))
     report = find_stragglers([merged])
     assert report.stragglers == []
@@ -180,6 +179,7 @@ def test_events_of_torchs_allocator_are_counters(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = [
         {**memory, "ts": at, "args": {**device, "Total Allocated": 100 * at}} for at in range(1, 6)
     ]
+    events.append({**memory, "ts": 7, "args": {"Total Allocated": "many", "Device Type": "cuda"}})
     events.append({"ph": "X", "name": "work", "pid": 1, "tid": 1, "ts": 0, "dur": 9})
     (tmp_path / "rank0.json").write_text(json.dumps(events))
     counters = report_run([str(tmp_path)]).counters.counters

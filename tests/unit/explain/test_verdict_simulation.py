@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.verdict_simulation import (
+    GROUPS,
     NOISES,
     Cell,
     Count,
     alarm_cells,
     cause_cells,
-    collective_cells,
     count,
     detection_cells,
-    diff_cells,
     line,
     verdict,
 )
@@ -41,13 +40,6 @@ def test_a_method_that_accuses_or_never_does_fails() -> None:
     assert verdict([Count(alarm, 1, 400, 4), Count(detection, 1, 100, 90)]) == []
 
 
-GROUPS = {
-    "equal ranks": alarm_cells,
-    "equal ranks with many collectives": collective_cells,
-    "equal runs": diff_cells,
-    "causes": cause_cells,
-    "delays": detection_cells,
-}
 RUNS = 50
 # A cell may have up to 14 alarms in 400: of 50 runs, more than 6 then have a chance of 1 in 600; at 1 %, of 1 in a million.
 # Of 50 with a tenth of the delays missed, fewer than 38 found have one of 1 in 1,000.

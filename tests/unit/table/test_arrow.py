@@ -13,6 +13,7 @@ from tracekit.table.extend import ArrowTable
 from tracekit.table.plain_columns import ALL_ARGS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 duckdb = pytest.importorskip("duckdb")
@@ -29,32 +30,28 @@ EVENTS = [
 ]
 
 
-class FileTables:
-    """The tables of a file, which is read each time that the first batch of a table is asked for."""
+def tables_of(path: Path) -> tuple[Callable[[str], ArrowTable], list[FileFacts]]:
+    """Return a function for the tables of a file, and a list that gets its facts each time that it is read."""
+    reads: list[FileFacts] = []
 
-    def __init__(self, path: Path) -> None:
-        self.reads = 0
-        self.facts: FileFacts | None = None
-        self._path = path
-
-    def table(self, name: str) -> ArrowTable:
-        return ArrowTable(name, self._read)
-
-    def _read(self) -> Any:
-        columns, self.facts = read_columns(str(self._path), keeps_args=ALL_ARGS)
-        self.reads += 1
+    def read() -> Any:
+        columns, facts = read_columns(str(path), keeps_args=ALL_ARGS)
+        reads.append(facts)
         return columns
+
+    return lambda name: ArrowTable(name, read), reads
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> FileTables:
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "t.json"
     path.write_text(json.dumps(EVENTS))
-    return FileTables(path)
+    return path
 
 
-def test_file_is_read_once_for_each_use_and_not_for_its_schema(tables: FileTables) -> None:
-    table = tables.table("events")
+def test_file_is_read_once_for_each_use_and_not_for_its_schema(path: Path) -> None:
+    tables, reads = tables_of(path)
+    table = tables("events")
     schema = pyarrow.schema(table)
     assert schema.field("name").type == pyarrow.dictionary(pyarrow.int32(), pyarrow.utf8())
     capsule = table.__arrow_c_stream__()  # which is never read
@@ -63,17 +60,18 @@ def test_file_is_read_once_for_each_use_and_not_for_its_schema(tables: FileTable
     with duckdb.connect() as connection:
         connection.register("t", table)
         assert len(connection.execute("DESCRIBE t").fetchall()) == 16
-        assert tables.reads == 0
+        assert reads == []
         assert connection.execute("SELECT name, duration_ns FROM t ORDER BY start_ns").fetchall() == [
             *(("parent", 10_000), ("mark", None), ("child", 5_125))
         ]
-    assert tables.reads == 1
+    assert len(reads) == 1
     assert pyarrow.table(table) == pyarrow.table(table)
-    assert tables.reads == 3
+    assert len(reads) == 3
 
 
-def test_rows_have_the_values_of_the_events(tables: FileTables) -> None:
-    rows = {row["name"]: row for row in pyarrow.table(tables.table("events")).to_pylist()}
+def test_rows_have_the_values_of_the_events(path: Path) -> None:
+    tables, reads = tables_of(path)
+    rows = {row["name"]: row for row in pyarrow.table(tables("events")).to_pylist()}
     assert {name: (row["depth"], row["parent"], row["self_ns"]) for name, row in rows.items()} == {
         "child": (1, 1, 5_125),
         "parent": (0, None, 4_875),
@@ -81,25 +79,22 @@ def test_rows_have_the_values_of_the_events(tables: FileTables) -> None:
     }
     assert (rows["parent"]["bytes"], rows["parent"]["stream"], rows["parent"]["category"]) == (5, -3, None)
     assert rows["mark"]["track"] != rows["child"]["track"]
-    assert pyarrow.table(tables.table("counters")).to_pylist() == [
+    assert pyarrow.table(tables("counters")).to_pylist() == [
         {"track": 0, "name": "memory", "series": "used", "time_ns": 11_000, "value": 1.5}
     ]
-    assert pyarrow.table(tables.table("flows")).to_pylist() == [
+    assert pyarrow.table(tables("flows")).to_pylist() == [
         {"track": 0, "phase": "s", "time_ns": 11_000, "category": "f", "name": "flow", "id": 9}
     ]
-    assert pyarrow.table(tables.table("args")).to_pylist() == [{"id": 1, "args": '{"bytes": 5, "stream": -3}'}]
-    facts = tables.facts
-    assert facts is not None
-    assert [(track.pid, track.tid, track.process, track.thread) for track in facts.tracks] == [
+    assert pyarrow.table(tables("args")).to_pylist() == [{"id": 1, "args": '{"bytes": 5, "stream": -3}'}]
+    assert [(track.pid, track.tid, track.process, track.thread) for track in reads[0].tracks] == [
         (7, 7, "python", None),
         (7, 3 * 2**30, "python", "main"),
     ]
 
 
-def test_batches_outlive_the_stream_and_the_tables(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
+def test_batches_outlive_the_stream_and_the_tables(path: Path) -> None:
     path.write_text(json.dumps([{**EVENTS[1], "ts": number, "name": f"n{number % 1000}"} for number in range(70_000)]))
-    reader = pyarrow.RecordBatchReader.from_stream(FileTables(path).table("events"))
+    reader = pyarrow.RecordBatchReader.from_stream(tables_of(path)[0]("events"))
     batches = list(reader)
     del reader
     gc.collect()
@@ -111,8 +106,7 @@ def test_batches_outlive_the_stream_and_the_tables(tmp_path: Path) -> None:
     assert starts[65_535].as_py() == 65_535_000
 
 
-def test_unreadable_file_is_an_error_of_the_consumer(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
+def test_unreadable_file_is_an_error_of_the_consumer(path: Path) -> None:
     path.write_text("no trace")
     with pytest.raises(OSError, match="this is not a trace"):
-        pyarrow.table(FileTables(path).table("events"))
+        pyarrow.table(tables_of(path)[0]("events"))

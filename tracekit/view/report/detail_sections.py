@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.cells import NAME_HEAD, device_cells, name_rows
+from tracekit.explain.gpu_results import device_cells
+from tracekit.explain.summary_results import NAME_HEAD, name_rows
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import BYTES, NUMBERS, Units, words
 from tracekit.view.report.content import Figure, Name, Section, Table, more, which_ranks

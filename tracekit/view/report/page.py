@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.stragglers_text import negative_sentence, outlier_parts, straggler_parts
+from tracekit.explain.stragglers_results import negative_sentence, outlier_parts, straggler_parts
 from tracekit.explain.text import duration, shortened
 from tracekit.version import __version__
 from tracekit.view.pages import Pages

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from tracekit.explain.cells import member_cells, spread_words, step_cells
 from tracekit.explain.step_times import reduced_steps
-from tracekit.explain.stragglers_text import negative_sentence, outlier_parts
+from tracekit.explain.stragglers_results import member_cells, negative_sentence, outlier_parts, spread_words
+from tracekit.explain.summary_results import step_cells
 from tracekit.explain.text import certainty, duration, share
 from tracekit.view.report.content import Figure, Name, Section, Table, more
 from tracekit.view.report.heat_map import heat_map

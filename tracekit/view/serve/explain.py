@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tracekit.explain.diff import diff_traces
 from tracekit.explain.diff_results import diff_lines
 from tracekit.explain.run_report import report_run
-from tracekit.explain.stragglers_text import outlier_parts, sentence, straggler_parts
+from tracekit.explain.stragglers_results import outlier_parts, sentence, straggler_parts
 from tracekit.view.report.detail_sections import device_section, marker_section
 from tracekit.view.report.timing_sections import rank_section, stage_section, step_section
 
