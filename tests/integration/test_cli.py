@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from tracekit.view.open.prepare import prepare
 if TYPE_CHECKING:
     from tests.conftest import Cli
 
+ROOT = Path(__file__).resolve().parents[2]
 ODD = os.fsdecode(b"tr\xff\xe9ce-rank0.json")
 ODD_SHOWN = r"tr\xff\xe9ce-rank0.json"
 BASE_NS = 1_790_857_026_000_000_000
@@ -256,6 +258,32 @@ def test_bash_completes_verbs_options_and_files(tmp_path: Path, cli: Cli) -> Non
         done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True, check=True)
         replies.append(done.stdout.strip())
     assert replies == ["summary", "--at-least", "slowest", "merged.json.gz"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("summary rank0.json > /dev/full", 1, "the output: cannot be written: No space left on device"),
+        ("summary --help > /dev/full", 1, "the output: cannot be written: No space left on device"),
+        ("summary --help | true", 141, ""),
+        ("summary rank0.json >&-", 0, ""),
+        ("summary none.json 2>&-", 1, ""),
+        ("query rank0.json - <&-", 2, "-: standard input is closed"),
+        (r"query rank0.json $'select \xff'", 2, "the query is not UTF-8"),
+        (r"query rank0.json - <<< $'\xff'", 2, "the query is not UTF-8"),
+    ],
+)
+def test_standard_streams_that_are_full_closed_or_no_text_are_no_fault_of_tracekit(
+    command: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    script = f"set -o pipefail; {sys.executable} -m tracekit {command}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, f"tracekit: {said}\n" if said else "")
 
 
 def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_terminal(

@@ -75,6 +75,15 @@ def test_link_holds_the_address_and_says_what_keeps_perfetto_from_it(
     assert document["problem"] is None if problem is None else problem in document["problem"]
 
 
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [("http://127.0.0.1:1/a b.json", "URL can't contain control characters"), ("http://[::1/x", "Invalid IPv6 URL")],
+)
+def test_link_to_a_malformed_url_names_the_fault(url: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["link", url]) == 3
+    assert f"tracekit: {url}: cannot be fetched from here: {problem}" in capsys.readouterr().err
+
+
 def test_what_is_no_object_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["link", "memory://none.json"]) == 1
     assert "memory://none.json: no such object; give the URL of a trace in an object store" in capsys.readouterr().err

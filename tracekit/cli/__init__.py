@@ -7,12 +7,15 @@ code: 0 done, 1 failed, 2 wrong usage, 3 problems found.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import gc
 import importlib
 import os
 import re
 import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Final, NoReturn, Protocol, cast
 
 from tracekit.arguments import is_set
@@ -62,6 +65,7 @@ _MISSING: Final = "the following arguments are required: "
 _TRACES: Final = re.compile(r"\b(?:INPUT|TRACE|FILE|FOLDER)\b")
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
+_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class Verb(Protocol):
@@ -81,10 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
-    except SystemExit as stop:
-        # argparse raises it after --help and after a usage error.
-        return stop.code if isinstance(stop.code, int) else USAGE
+        try:
+            code = _run(arguments)
+        except SystemExit as stop:
+            # argparse raises it after --help and after a usage error.
+            code = stop.code if isinstance(stop.code, int) else USAGE
+        # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
+        sys.stdout.flush()
     except TracekitError as error:
         _complain(message_of(error))
         return (
@@ -94,10 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("interrupted; nothing was left half done")
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has closed the pipe. Prevent Python from flushing it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has closed the pipe.
+        _discard_output()
         return _BROKEN_PIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _discard_output()
+            _complain(f"{error.filename or 'the output'}: cannot be written: {error.strerror}")
+            return FAILED
         if is_set("TRACEKIT_DEBUG"):
             raise
         _complain(
@@ -105,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "with what TRACEKIT_DEBUG=1 prints"
         )
         return FAILED
+    else:
+        return code
 
 
 def entry_point() -> None:
@@ -112,6 +125,9 @@ def entry_point() -> None:
     # Imports make thousands of permanent objects. A garbage collection for every 700 of them would visit all of them
     # again.
     gc.set_threshold(50_000)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # its descriptor is closed
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     code = main()
     gc.freeze()  # the end of the process frees them faster than the collections of Python's exit
     sys.exit(code)
@@ -183,10 +199,7 @@ def _run(arguments: list[str]) -> int:
     if unknown:
         parsers[args.verb].refuse_unknown(unknown)
     with copied_pipes(args), piped_output(args, args.verb):
-        code = _load(args.verb).run(args)
-    # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
-    sys.stdout.flush()
-    return code
+        return _load(args.verb).run(args)
 
 
 def _load(verb: str) -> Verb:
@@ -194,5 +207,11 @@ def _load(verb: str) -> Verb:
 
 
 def _complain(message: str) -> None:
-    # Always one line, because names from a trace or a path may contain line breaks.
-    complain(" ".join(message.split()))
+    with contextlib.suppress(OSError):  # standard error cannot be written either
+        # Always one line, because names from a trace or a path may contain line breaks.
+        complain(" ".join(message.split()))
+
+
+def _discard_output() -> None:
+    """Prevent Python from flushing standard output again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
