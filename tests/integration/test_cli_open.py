@@ -174,6 +174,7 @@ def test_ctrl_c_is_the_end(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (["--timeout", "1e300", "{trace}"], 2, "--timeout 1e+300: at most"),
         (["--port", "70000", "{trace}"], 2, "--port"),
         (["-o", "x.json", "{trace}"], 2, "opened as it is"),
+        (["-o", "memory://out.json", "{trace}", "{trace}"], 2, "name a local file"),
         ([], 2, "required: FILE"),
         (["--ui", "http://a", "--offline", "{trace}"], 2, "not allowed with"),
     ],
