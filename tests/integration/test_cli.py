@@ -178,6 +178,7 @@ def test_the_python_interface_names_its_own_argument_for_an_output_that_exists(t
         ("summary --zzzz x", "unrecognized arguments: --zzzz\n"),
         ("diff --fail-abov=5% a b", "; did you mean --fail-above?\n"),
         ("top --sort slow x", "; did you mean slowest?\n"),
+        ("merge --workers 1025 x", "--workers: '1025' is no whole number from 1 to 1,024\n"),
         ("summary", "required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"),
     ],
 )

@@ -133,7 +133,10 @@ def test_trace_that_is_too_big_is_refused_and_of_a_large_one_the_time_is_said(
 ) -> None:
     monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 2_000_000_000)
     assert main(["open", str(trace)]) == 1
-    assert f"{trace}: too big for Perfetto in a browser: more than 1.0 GB" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"{trace}: too big for Perfetto in a browser: more than 1.0 GB" in err
+    for remedy in ("tracekit trim", "tracekit split", f"trace_processor server http {trace}", "--force"):
+        assert remedy in err
     assert (opened, handed_over) == ([], [])
     assert main(["open", "--force", str(trace)]) == 0
     assert len(opened) == 1

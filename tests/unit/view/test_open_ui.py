@@ -15,7 +15,7 @@ import pytest
 from tracekit.errors import ConfigError, MissingExtraError, TraceFormatError
 from tracekit.formats.byte_stream import PIECE_BYTES
 from tracekit.view.open.prepare import Prepared, mended, prepare
-from tracekit.view.open.ui import PERFETTO_UI, STARTUP_COMMANDS, PerfettoUI, bundled_ui, counted_bytes, too_big
+from tracekit.view.open.ui import STARTUP_COMMANDS, PerfettoUI, bundled_ui, counted_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,13 +89,6 @@ def test_archive_counts_what_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "b.zip").write_bytes(b"nothing")
     with pytest.raises(TraceFormatError, match=r"b\.zip: this is no zip archive"):
         counted_bytes(str(tmp_path / "b.zip"))
-
-
-def test_what_to_do_with_a_trace_that_is_too_big() -> None:
-    assert too_big("a.json", 1000, 1000) is None
-    words = too_big("a.json", 1001, 1000) or ""
-    for remedy in ("tracekit trim", "tracekit split", "trace_processor server http a.json", PERFETTO_UI):
-        assert remedy in words
 
 
 def test_folder_and_glob_of_one_file_are_merged(tmp_path: Path) -> None:
