@@ -332,6 +332,7 @@ def expand(
                 and (file.name.endswith(suffixes) or (fits is not None and fits(os.fspath(file))))
             )
             if not found:
+                os.scandir(path).close()  # raises if it cannot be listed
                 raise StorageError(f"{without_secrets(pattern)}: the folder holds no {' or '.join(suffixes)} file")
             return found
         if path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import importlib
 import json
@@ -285,6 +286,24 @@ def test_standard_streams_that_are_full_closed_or_no_text_are_no_fault_of_tracek
         ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (code, f"tracekit: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize("command", ["validate {}", "top --once {}", "mcp {}", "report rank0.json -o {}", "upload {}"])
+def test_a_name_that_the_system_refuses_is_no_fault_of_tracekit(command: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
+    assert cli(command.format("x" * 300), 1).err.endswith(": cannot be used: File name too long\n")
+
+
+@pytest.mark.parametrize(("verb", "doing"), [("summary", "read"), ("top", "listed")])
+def test_a_folder_that_cannot_be_listed_is_not_called_empty(
+    verb: str, doing: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object = ".") -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    (tmp_path / "traces").mkdir()
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert cli(f"{verb} traces", 1).err == f"tracekit: traces: cannot be {doing}: Permission denied\n"
 
 
 def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_terminal(

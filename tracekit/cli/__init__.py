@@ -65,7 +65,20 @@ _MISSING: Final = "the following arguments are required: "
 _TRACES: Final = re.compile(r"\b(?:INPUT|TRACE|FILE|FOLDER)\b")
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_NO_FAULT: Final = {
+    *(
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EMFILE,
+        errno.ENFILE,
+    ),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+}
+"""Errors of the system that a path, a disk or a limit of this machine causes."""
 
 
 class Verb(Protocol):
@@ -105,12 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return _BROKEN_PIPE
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            _discard_output()
-            _complain(f"{error.filename or 'the output'}: cannot be written: {error.strerror}")
-            return FAILED
         if is_set("TRACEKIT_DEBUG"):
             raise
+        if isinstance(error, OSError) and error.errno in _NO_FAULT:
+            if error.filename is None:
+                _discard_output()
+            what = "the output: cannot be written" if error.filename is None else f"{error.filename}: cannot be used"
+            _complain(f"{what}: {error.strerror}")
+            return FAILED
         _complain(
             f"unexpected {type(error).__name__}: {error}. This is a fault of tracekit: please report it, "
             "with what TRACEKIT_DEBUG=1 prints"

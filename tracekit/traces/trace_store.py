@@ -68,6 +68,10 @@ class _LocalStore:
         root = Path(self.root)
         if not root.is_dir():
             raise StorageError(f"{self.root}: no such folder")
+        try:
+            os.scandir(root).close()
+        except OSError as error:
+            raise explained(self.root, error, "be listed") from error
         root = root.resolve()
         found: list[Entry] = []
         # Breadth first: the limit must not be used up by one run.
