@@ -118,3 +118,13 @@ def test_name_that_is_html_is_shown_as_it_is(browser: Browser, folder: Path, tmp
     assert trace.name in seen["page"]
     assert seen["error"] is None
     assert "training 4000000" in seen["tracks"]
+
+
+@pytest.mark.slow
+def test_picture_of_a_trace_that_the_ui_refuses_has_its_error_dialog(browser: Browser, tmp_path: Path) -> None:
+    trace = tmp_path / "cut.json"
+    trace.write_text('{"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2},')
+    screen = browser.screenshot(trace, tmp_path / "screen.png")
+    assert "JSON trace file is incomplete" in (screen.error or "")
+    assert screen.names == []
+    assert screen.png.read_bytes().startswith(b"\x89PNG\r\n")
