@@ -27,7 +27,7 @@ RANKS = ["rank 0 · process 4000000 1", "rank 1 · process 4000001 100001"]
 
 @contextlib.contextmanager
 def tracekit_open(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run ``tracekit open``, and yield the process and what it printed as JSON."""
+    """Run ``tracekit open``; yield the process and its JSON output."""
     command = [sys.executable, "-m", "tracekit", "open", "--no-browser", "--json", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -125,7 +125,7 @@ def unsigned(_: Driver, path: str, expiration: int) -> str:
 
 
 def unable(_: Driver, path: str, expiration: int) -> str:
-    raise NotImplementedError  # as that of Hugging Face, whose addresses do not expire
+    raise NotImplementedError  # as that of Hugging Face: its addresses do not expire
 
 
 @pytest.mark.parametrize(
