@@ -141,10 +141,10 @@ def test_trace_that_is_too_big_is_refused_and_of_a_large_one_the_time_is_said(
     assert main(["open", "--force", str(trace)]) == 0
     assert len(opened) == 1
 
-    monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 600_000_000)
+    monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 1_000_000_000)  # the limit
     capsys.readouterr()
     assert main(["open", str(trace)]) == 0
-    long = "600 MB unpacked: Perfetto takes about 20 s to load this"
+    long = "1.0 GB unpacked: Perfetto takes about 33 s to load this"
     err = capsys.readouterr().err
     assert err.startswith(f"{long}; without arguments of events it loads 2 to 5 times as fast")
     assert "--args none" in err
