@@ -1,9 +1,9 @@
 // Opens a page that needs nothing else in a headless Chromium, with scripts of its own switched off, and tells what is there.
 //
 //   node page.js '{"chromium": ..., "playwright": ..., "address": ..., "png": ..., "width": 390, "height": 844,
-//                  "scheme": "light", "open": true}'
+//                  "scheme": "light"}'
 //
-// "open" unfolds all details before looking.
+// All that is folded is unfolded first.
 //
 // Prints {"title", "lang", "headings": [{"level", "text"}], "landmarks": [{"role", "name"}], "wider": by how many pixels the page is
 // wider than the screen, "wide": [what reaches beyond it], "images": [{"name", "description"}], "tables": [{"caption", "scopes"}],
@@ -70,7 +70,7 @@ const look = () => {
 
 async function visit(browser) {
   const page = await browser.newPage({
-    viewport: {width: task.width, height: task.height}, colorScheme: task.scheme, deviceScaleFactor: task.scale ?? 1,
+    viewport: {width: task.width, height: task.height}, colorScheme: task.scheme,
   });
   page.setDefaultTimeout(TIMEOUT_MS);
   const requests = [];
@@ -82,9 +82,9 @@ async function visit(browser) {
     if (['error', 'warning'].includes(message.type())) problems.push(message.text());
   });
   await page.goto(task.address, {waitUntil: 'load'});
-  if (task.open) await page.evaluate(() => document.querySelectorAll('details').forEach((node) => { node.open = true; }));
+  await page.evaluate(() => document.querySelectorAll('details').forEach((node) => { node.open = true; }));
   const seen = await page.evaluate(look);
-  if (task.png) await page.screenshot({path: task.png, fullPage: true});
+  await page.screenshot({path: task.png, fullPage: true});
   return {...seen, requests, problems};
 }
 

@@ -8,8 +8,8 @@
 // {"do": "keys", "what": words}: by Tab and Enter only; {"do": "type", "label", "what"}; {"do": "wait", "what": words on the page};
 // {"do": "perfetto"}: takes the tab that opened as Perfetto's, and waits for its timeline; {"do": "shot", "what": name}.
 //
-// Prints {"pages": [{"name", "address", "text", "beyond": pixels beyond the width, "unlabelled": fields without a name,
-// "small": targets below 24 pixels}], "ui": {"tracks", "pinned", "error"} or null, "problems": [what the consoles say]} as JSON.
+// Prints {"pages": {name: {"address", "text", "beyond": pixels beyond the width, "unlabelled": fields without a name,
+// "small": targets below 24 pixels}}, "ui": {"tracks", "pinned", "error"} or null, "problems": [what the consoles say]} as JSON.
 'use strict';
 const {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run} = require('../perfetto/chromium.js');
 
@@ -64,7 +64,7 @@ async function walk(browser) {
   const popups = [];
   context.on('page', (other) => popups.push(other));
   await page.goto(task.address);
-  const pages = [];
+  const pages = {};
   let ui = null;
   const named = (words) => page.getByRole('link', {name: words, exact: true}).or(page.getByRole('button', {name: words, exact: true})).first();
   for (const step of task.steps) {
@@ -101,7 +101,7 @@ async function walk(browser) {
       // Its words may stand there before its style has come.
       await page.waitForLoadState('load');
       // Evaluated from outside, so that it works where the page's own scripts do not run.
-      pages.push({name: step.what, address: page.url(), ...(task.scripts ? await page.evaluate(looks) : {text: await page.locator('body').innerText()})});
+      pages[step.what] = {address: page.url(), ...(task.scripts ? await page.evaluate(looks) : {text: await page.locator('body').innerText()})};
       await page.screenshot({path: `${task.folder}/${step.what}.png`, fullPage: !task.touch});
       // A full picture is taken of a page that is made as long as its content; what is pressed next must lie where it lay before.
       if (task.scripts) await page.evaluate(() => new Promise((done) => { requestAnimationFrame(() => requestAnimationFrame(done)); setTimeout(done, 2_000); }));

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.read_page import read_page
+from tests.perfetto.browser import run_program
 from tests.report_pages import EVIL, rank_trace
 from tracekit.cli import main
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.perfetto import Browser
 
 SIZES = {"screen": (1280, 800), "phone": (390, 844)}
@@ -46,31 +45,32 @@ def test_report_opens_without_errors_and_fits_the_screen(
 ) -> None:
     width, height = SIZES[size]
     png = tmp_path / "page.png"
-    seen = read_page(page, png, width_px=width, height_px=height, scheme=scheme, unfolded=True)
+    program, shown = Path(__file__).with_name("page.js"), {"width": width, "height": height, "scheme": scheme}
+    seen = run_program(program, page, address=page.as_uri(), png=str(png), **shown)
 
-    assert seen.problems == []
-    assert seen.requests == [page.as_uri()]
-    assert seen.scripts == ['<link rel="icon" href="data:,">']
-    assert (seen.wider, seen.wide) == (0, [])
-    assert seen.faint == []
+    assert seen["problems"] == []
+    assert seen["requests"] == [page.as_uri()]
+    assert seen["scripts"] == ['<link rel="icon" href="data:,">']
+    assert (seen["wider"], seen["wide"]) == (0, [])
+    assert seen["faint"] == []
     assert png.stat().st_size > 10_000
 
-    assert (seen.lang, seen.title.startswith("Nightly </script>")) == ("en", True)
-    levels = [heading["level"] for heading in seen.headings]
+    assert (seen["lang"], seen["title"].startswith("Nightly </script>")) == ("en", True)
+    levels = [heading["level"] for heading in seen["headings"]]
     assert levels.count(1) == 1
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
-    assert [heading["text"] for heading in seen.headings if heading["level"] == 2] == [
+    assert [heading["text"] for heading in seen["headings"] if heading["level"] == 2] == [
         *("Answers", "Step time", "Ranks", "Stages of a step", "Stragglers", "Devices", "Markers and gaps"),
         *("Counters", "Clocks", "What was lost", "What was read"),
     ]
-    roles = [landmark["role"] for landmark in seen.landmarks]
+    roles = [landmark["role"] for landmark in seen["landmarks"]]
     assert [roles.count(role) for role in ("header", "nav", "main", "footer")] == [1, 1, 1, 1]
-    assert all(landmark["name"] for landmark in seen.landmarks if landmark["role"] in ("nav", "section"))
-    assert len(seen.images) >= 5
-    assert all(image["name"] and image["description"] for image in seen.images)
-    assert all(table["caption"] and set(table["scopes"]) == {"col", "row"} for table in seen.tables)
-    assert "Rank 2 holds the others up in forward" in seen.text
+    assert all(landmark["name"] for landmark in seen["landmarks"] if landmark["role"] in ("nav", "section"))
+    assert len(seen["images"]) >= 5
+    assert all(image["name"] and image["description"] for image in seen["images"])
+    assert all(table["caption"] and set(table["scopes"]) == {"col", "row"} for table in seen["tables"])
+    assert "Rank 2 holds the others up in forward" in seen["text"]
     # Figures are the page's own, and names are text.
-    assert "</script><script>alert(1)</script>" in seen.text
-    assert re.search(r"A step takes 10\.\d ms on average", seen.text)
+    assert "</script><script>alert(1)</script>" in seen["text"]
+    assert re.search(r"A step takes 10\.\d ms on average", seen["text"])

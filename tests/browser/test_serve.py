@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.opened import perfetto_ui
-from tests.perfetto.browser import run_program
+from tests.perfetto.browser import perfetto_ui, run_program
 from tests.served import TOKEN, Served, rank_trace, served
 from tracekit.capture.control_folder import ControlFolder
 from tracekit.view.open.ui import PerfettoUI, bundled_ui
@@ -42,27 +40,12 @@ with Profiler(JSONTraceHandler("live/rank{rank}-{batch}.json"), capture, run_id=
 """
 
 
-@dataclass(frozen=True)
-class Walk:
-    """The pages that a person has seen.
-
-    Attributes:
-        pages: The content of each page, by the name of its picture.
-        ui: What Perfetto shows; None where it was not opened.
-        problems: The errors in the consoles.
-    """
-
-    pages: dict[str, dict[str, Any]]
-    ui: dict[str, Any] | None
-    problems: list[str]
-
-
 def walk(
     address: str, folder: Path, *steps: tuple[str, ...], phone: bool = False, dark: bool = False, scripts: bool = True
-) -> Walk:
-    """Walk through the pages: see ``serve.js`` for the steps."""
+) -> Any:
+    """Walk through the pages; see ``serve.js`` for the steps and the result."""
     folder.mkdir()
-    seen = run_program(
+    return run_program(
         Path(__file__).with_name("serve.js"),
         address,
         timeout_s=WALK_S,
@@ -78,14 +61,13 @@ def walk(
             for step in steps
         ],
     )
-    return Walk({page["name"]: page for page in seen["pages"]}, seen["ui"], seen["problems"])
 
 
-def assert_good(seen: Walk, server: Served) -> None:
+def assert_good(seen: Any, server: Served) -> None:
     """Check what holds for all pages: nothing is wider than the screen, fields have names, buttons can be hit."""
-    assert [problem for problem in seen.problems if server.origin in problem] == []
-    for page in seen.pages.values():
-        assert (page["beyond"], page["unlabelled"], page["small"]) == (0, 0, []), page["name"]
+    assert [problem for problem in seen["problems"] if server.origin in problem] == []
+    for name, page in seen["pages"].items():
+        assert (page["beyond"], page["unlabelled"], page["small"]) == (0, 0, []), name
 
 
 @pytest.fixture
@@ -147,12 +129,11 @@ def test_from_the_runs_to_the_timeline(browser: Browser, root: Path, tmp_path: P
         )
 
     assert_good(seen, server)
-    assert seen.ui is not None
-    assert (seen.ui["error"], seen.ui["pinned"]) == (None, RANKS)
-    assert "training 4000000" in seen.ui["tracks"]
-    assert "1 lost" in seen.pages["runs"]["text"]
-    assert "Rank 1 is slower in forward: 2.00 ms a step" in seen.pages["run"]["text"]
-    assert seen.pages["timeline"]["address"].endswith("/trace")
+    assert (seen["ui"]["error"], seen["ui"]["pinned"]) == (None, RANKS)
+    assert "training 4000000" in seen["ui"]["tracks"]
+    assert "1 lost" in seen["pages"]["runs"]["text"]
+    assert "Rank 1 is slower in forward: 2.00 ms a step" in seen["pages"]["run"]["text"]
+    assert seen["pages"]["timeline"]["address"].endswith("/trace")
 
 
 @pytest.mark.slow
@@ -176,11 +157,10 @@ def test_link_to_a_part_shows_its_time_and_track(browser: Browser, root: Path, t
         )
 
     assert_good(seen, server)
-    assert seen.ui is not None
-    start_ns, end_ns = map(int, seen.ui["visible"])
+    start_ns, end_ns = map(int, seen["ui"]["visible"])
     assert end_ns - start_ns == 10_000_000
-    assert seen.ui["pinned"] == RANKS[1:]
-    assert seen.pages["part"]["address"].endswith("/trace?from=0.01&to=0.02&track=rank+1")
+    assert seen["ui"]["pinned"] == RANKS[1:]
+    assert seen["pages"]["part"]["address"].endswith("/trace?from=0.01&to=0.02&track=rank+1")
 
 
 @pytest.mark.slow
@@ -211,10 +191,9 @@ def test_to_a_capture_of_a_live_run_and_its_timeline(browser: Browser, live: Pat
         )
 
     assert_good(seen, server)
-    assert TOKEN not in "".join(page["text"] + page["address"] for page in seen.pages.values())
-    assert seen.ui is not None
-    assert seen.ui["error"] is None
-    assert [name[:7] for name in seen.ui["pinned"]] == ["rank 0 ", "rank 1 "]
+    assert TOKEN not in "".join(page["text"] + page["address"] for page in seen["pages"].values())
+    assert seen["ui"]["error"] is None
+    assert [name[:7] for name in seen["ui"]["pinned"]] == ["rank 0 ", "rank 1 "]
     for rank in (0, 1):
         (trace,) = (live / "live").glob(f"rank{rank}-*.json")
         events = json.loads(trace.read_text())
@@ -237,9 +216,9 @@ def test_without_scripts_everything_can_be_read_and_merged(browser: Browser, roo
             scripts=False,
         )
 
-    assert "Markers with the longest total time, and the total times of the ranks" in seen.pages["run"]["text"]
-    assert "Download the trace" in seen.pages["timeline"]["text"]
-    assert "Open in Perfetto" not in seen.pages["timeline"]["text"], "a button that does nothing is not shown"
+    assert "Markers with the longest total time, and the total times of the ranks" in seen["pages"]["run"]["text"]
+    assert "Download the trace" in seen["pages"]["timeline"]["text"]
+    assert "Open in Perfetto" not in seen["pages"]["timeline"]["text"], "a button that does nothing is not shown"
 
 
 @pytest.mark.slow
@@ -248,8 +227,7 @@ def test_offline_the_ui_comes_from_the_service(browser: Browser, root: Path, tmp
     with served(str(root), tmp_path / "cache", ui=bundled_ui()) as server:
         seen = walk(server.address, tmp_path / "seen", ("press", "good"), ("press", "Open in Perfetto"), ("perfetto",))
 
-    assert seen.ui is not None
-    assert (seen.ui["error"], seen.ui["pinned"]) == (None, RANKS)
+    assert (seen["ui"]["error"], seen["ui"]["pinned"]) == (None, RANKS)
 
 
 @pytest.mark.slow
@@ -270,7 +248,7 @@ def test_token_opens_the_door_and_leaves_the_address(browser: Browser, root: Pat
     assert_good(seen, server)
     # Without the token there is nothing to load, so nothing can fail but the pages themselves.
     refused = f"{server.origin}/runs/x: Failed to load resource"
-    assert all(problem.startswith(refused) for problem in other.problems if server.origin in problem)
-    assert seen.pages["runs"]["address"] == f"{server.origin}/"
-    assert "Sign in" in other.pages["door"]["text"]
-    assert "finished" not in other.pages["door"]["text"]
+    assert all(problem.startswith(refused) for problem in other["problems"] if server.origin in problem)
+    assert seen["pages"]["runs"]["address"] == f"{server.origin}/"
+    assert "Sign in" in other["pages"]["door"]["text"]
+    assert "finished" not in other["pages"]["door"]["text"]

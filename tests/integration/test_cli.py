@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import importlib
 import json
@@ -12,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from tracekit.view.open.prepare import prepare
 if TYPE_CHECKING:
     from tests.conftest import Cli
 
+ROOT = Path(__file__).resolve().parents[2]
 ODD = os.fsdecode(b"tr\xff\xe9ce-rank0.json")
 ODD_SHOWN = r"tr\xff\xe9ce-rank0.json"
 BASE_NS = 1_790_857_026_000_000_000
@@ -176,6 +179,7 @@ def test_the_python_interface_names_its_own_argument_for_an_output_that_exists(t
         ("summary --zzzz x", "unrecognized arguments: --zzzz\n"),
         ("diff --fail-abov=5% a b", "; did you mean --fail-above?\n"),
         ("top --sort slow x", "; did you mean slowest?\n"),
+        ("merge --workers 1025 x", "--workers: '1025' is no whole number from 1 to 1,024\n"),
         ("summary", "required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"),
     ],
 )
@@ -256,6 +260,50 @@ def test_bash_completes_verbs_options_and_files(tmp_path: Path, cli: Cli) -> Non
         done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True, check=True)
         replies.append(done.stdout.strip())
     assert replies == ["summary", "--at-least", "slowest", "merged.json.gz"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("summary rank0.json > /dev/full", 1, "the output: cannot be written: No space left on device"),
+        ("summary --help > /dev/full", 1, "the output: cannot be written: No space left on device"),
+        ("summary --help | true", 141, ""),
+        ("summary rank0.json >&-", 0, ""),
+        ("summary none.json 2>&-", 1, ""),
+        ("query rank0.json - <&-", 2, "-: standard input is closed"),
+        (r"query rank0.json $'select \xff'", 2, "the query is not UTF-8"),
+        (r"query rank0.json - <<< $'\xff'", 2, "the query is not UTF-8"),
+    ],
+)
+def test_standard_streams_that_are_full_closed_or_no_text_are_no_fault_of_tracekit(
+    command: str, code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    script = f"set -o pipefail; {sys.executable} -m tracekit {command}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, f"tracekit: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize("command", ["validate {}", "top --once {}", "mcp {}", "report rank0.json -o {}", "upload {}"])
+def test_a_name_that_the_system_refuses_is_no_fault_of_tracekit(command: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
+    assert cli(command.format("x" * 300), 1).err.endswith(": cannot be used: File name too long\n")
+
+
+@pytest.mark.parametrize(("verb", "doing"), [("summary", "read"), ("top", "listed")])
+def test_a_folder_that_cannot_be_listed_is_not_called_empty(
+    verb: str, doing: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object = ".") -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    (tmp_path / "traces").mkdir()
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert cli(f"{verb} traces", 1).err == f"tracekit: traces: cannot be {doing}: Permission denied\n"
 
 
 def test_progress_is_a_line_every_ten_seconds_where_standard_error_is_no_terminal(

@@ -75,6 +75,15 @@ def test_link_holds_the_address_and_says_what_keeps_perfetto_from_it(
     assert document["problem"] is None if problem is None else problem in document["problem"]
 
 
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [("http://127.0.0.1:1/a b.json", "URL can't contain control characters"), ("http://[::1/x", "Invalid IPv6 URL")],
+)
+def test_link_to_a_malformed_url_names_the_fault(url: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["link", url]) == 3
+    assert f"tracekit: {url}: cannot be fetched from here: {problem}" in capsys.readouterr().err
+
+
 def test_what_is_no_object_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["link", "memory://none.json"]) == 1
     assert "memory://none.json: no such object; give the URL of a trace in an object store" in capsys.readouterr().err
@@ -100,86 +109,64 @@ def test_object_gets_a_signed_address_that_reads_it() -> None:
         store.stop()
 
 
-class Signed(fsspec.AbstractFileSystem):
-    """A driver that signs, as that of Google Cloud Storage."""
-
-    protocol = "gs"
-    address = ""
+class Driver(fsspec.AbstractFileSystem):
+    """The driver of a storage."""
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         return {"name": path, "size": len(CONTENT), "type": "file"}
 
-    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
-        return f"{self.address}?path={path}&life={expiration}"
+
+def signed(_: Driver, path: str, expiration: int) -> str:
+    return f"?path={path}&life={expiration}"  # as that of Google Cloud Storage
 
 
-class Public(Signed):
-    """A driver with addresses that do not expire, as that of Hugging Face."""
-
-    protocol = "hf"
-
-    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
-        raise NotImplementedError
-
-    def url(self, path: str) -> str:
-        return f"{self.address}?path={path}"
+def unsigned(_: Driver, path: str, expiration: int) -> str:
+    raise AttributeError("you need a private key to sign credentials")
 
 
-class Unsigned(Signed):
-    """A driver without the key that a signature needs."""
-
-    def sign(self, path: str, expiration: int = 100, **_: Any) -> str:
-        raise AttributeError("you need a private key to sign credentials")
-
-
-class Local(Public):
-    """A driver with addresses that no browser reads."""
-
-    def url(self, path: str) -> str:
-        return f"file:///{path}"
-
-
-@contextmanager
-def driver(protocol: str, kind: type[Signed], monkeypatch: pytest.MonkeyPatch, allowed: str | None) -> Iterator[None]:
-    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, protocol, kind)
-    with serving(allowed) as address:
-        monkeypatch.setattr(kind, "address", address)
-        yield
+def unable(_: Driver, path: str, expiration: int) -> str:
+    raise NotImplementedError  # as that of Hugging Face: its addresses do not expire
 
 
 @pytest.mark.parametrize(
-    ("kind", "url", "end"),
-    [(Signed, "gs://bucket/merged.json", "&life=60"), (Public, "hf://datasets/team/runs/merged.json", "")],
-)
-def test_other_storages_link_by_their_drivers(
-    kind: type[Signed], url: str, end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    protocol, _, inner = url.partition("://")
-    with driver(protocol, kind, monkeypatch, "*"):
-        assert main(["link", "--seconds", "60", url]) == 0
-    (address,) = parse_qs(capsys.readouterr().out.partition("?")[2])["url"]
-    assert address.endswith(f"/merged.json?path={inner}{end}")
-
-
-@pytest.mark.parametrize(
-    ("kind", "allowed", "code", "words"),
+    ("sign", "url", "allowed", "code", "words"),
     [
-        (Signed, None, 3, "Allow it: gcloud storage buckets update gs://bucket --cors-file=FILE"),
-        (Unsigned, "*", 1, "cannot be signed: you need a private key to sign credentials"),
-        (Local, "*", 1, "the driver of this storage gives no address that a browser can read"),
+        (signed, None, "*", 0, "?path=bucket/merged.json&life=60"),
+        (unable, lambda _, path: f"?path={path}", "*", 0, "?path=bucket/merged.json"),
+        (signed, None, None, 3, "Allow it: gcloud storage buckets update gs://bucket --cors-file=FILE"),
+        (unsigned, None, "*", 1, "cannot be signed: you need a private key to sign credentials"),
+        (
+            unable,
+            lambda _, path: f"file:///{path}",
+            "*",
+            1,
+            "the driver of this storage gives no address that a browser",
+        ),
     ],
+    ids=["signed", "public", "not allowed", "no key", "local"],
 )
-def test_what_is_missing_for_a_link_is_said(
-    kind: type[Signed],
-    allowed: str | None,
-    code: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with driver("gs", kind, monkeypatch, allowed):
-        assert main(["link", "gs://bucket/merged.json"]) == code
-    assert words in capsys.readouterr().err
+def test_other_storages_link_by_their_drivers_or_say_what_is_missing(
+    sign: Any, url: Any, allowed: str | None, code: int, words: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with serving(allowed) as address:
+
+        def absolute(method: Any) -> Any:
+            def call(self: Driver, path: str, **options: Any) -> str:
+                found = str(method(self, path, **options))
+                return address + found if found.startswith("?") else found
+
+            return call
+
+        methods = {name: absolute(method) for name, method in (("sign", sign), ("url", url)) if method is not None}
+        kind = type("OfTest", (Driver,), {**methods, "protocol": "gs", "cachable": False})
+        monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "gs", kind)
+        assert main(["link", "--seconds", "60", "gs://bucket/merged.json"]) == code
+    out, err = capsys.readouterr()
+    if code:
+        assert words in err
+    else:
+        assert parse_qs(out.partition("?")[2])["url"] == [address + words]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gcsfs") is not None, reason="gcsfs is installed")

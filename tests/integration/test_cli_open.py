@@ -133,15 +133,18 @@ def test_trace_that_is_too_big_is_refused_and_of_a_large_one_the_time_is_said(
 ) -> None:
     monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 2_000_000_000)
     assert main(["open", str(trace)]) == 1
-    assert f"{trace}: too big for Perfetto in a browser: more than 1.0 GB" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"{trace}: too big for Perfetto in a browser: more than 1.0 GB" in err
+    for remedy in ("tracekit trim", "tracekit split", f"trace_processor server http {trace}", "--force"):
+        assert remedy in err
     assert (opened, handed_over) == ([], [])
     assert main(["open", "--force", str(trace)]) == 0
     assert len(opened) == 1
 
-    monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 600_000_000)
+    monkeypatch.setattr(open_verb, "counted_bytes", lambda path: 1_000_000_000)  # the limit
     capsys.readouterr()
     assert main(["open", str(trace)]) == 0
-    long = "600 MB unpacked: Perfetto takes about 20 s to load this"
+    long = "1.0 GB unpacked: Perfetto takes about 33 s to load this"
     err = capsys.readouterr().err
     assert err.startswith(f"{long}; without arguments of events it loads 2 to 5 times as fast")
     assert "--args none" in err
@@ -174,6 +177,7 @@ def test_ctrl_c_is_the_end(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (["--timeout", "1e300", "{trace}"], 2, "--timeout 1e+300: at most"),
         (["--port", "70000", "{trace}"], 2, "--port"),
         (["-o", "x.json", "{trace}"], 2, "opened as it is"),
+        (["-o", "memory://out.json", "{trace}", "{trace}"], 2, "name a local file"),
         ([], 2, "required: FILE"),
         (["--ui", "http://a", "--offline", "{trace}"], 2, "not allowed with"),
     ],

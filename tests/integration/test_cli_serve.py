@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import importlib.util
 import json
 import os
@@ -14,17 +13,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.served import TOKEN, rank_trace
+from tests.served import TOKEN, Served, rank_trace
 from tracekit.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from email.message import Message
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 200
@@ -58,23 +56,6 @@ def tracekit_serve(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str
             process.kill()
 
 
-class Answer(NamedTuple):
-    """What came back."""
-
-    status: int
-    headers: Message
-    text: str
-
-
-def ask(address: str, **headers: str) -> Answer:
-    parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
-    with contextlib.closing(connection):
-        connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
-        response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read().decode())
-
-
 def children(pid: int) -> set[int]:
     """Return the processes that a process has started, and that are there still."""
     found = set()
@@ -104,11 +85,10 @@ def test_it_ends_cleanly_while_it_works(runs: Path, number: int) -> None:
     with tracekit_serve("--json", str(runs)) as (process, line):
         printed = json.loads(line)
         assert printed["root"] == str(runs)
-        origin = printed["address"].partition("/?")[0]
-        cookie = ask(printed["address"]).headers["Set-Cookie"].partition(";")[0]
-        run = re.search(r'"(/runs/good-[^"]*)"', ask(f"{origin}/", Cookie=cookie).text)
-        assert run is not None
-        assert ask(origin + run[1], Cookie=cookie).status == 200
+        port, token = re.findall(r":(\d+)/(\?token=.*)", printed["address"])[0]
+        server = Served(int(port))
+        server.cookie = server.get(f"/{token}").headers["set-cookie"].partition(";")[0]
+        assert server.get(server.get("/").link('/runs/good-[^"]*')).status == 200
         for _ in range(PATIENCE_S * 1000):
             started = children(process.pid)
             if started:
@@ -153,17 +133,18 @@ def test_only_who_has_the_token_is_answered_unless_none_is_asked_for(
         address = process.stdout.readline().strip()
         assert re.fullmatch(printed, address)
         parts = urlsplit(address)
-        own = f"http://127.0.0.1:{parts.port}/"
-        answer = ask(own)
+        assert parts.port is not None
+        server = Served(parts.port)
+        answer = server.get("/")
         assert (answer.status, "/runs/good" in answer.text) == (status, status == 200)
         assert words in (process.stderr.readline() if words else "")
-        entered = ask(f"{own}?{parts.query or f'token={TOKEN}'}")
+        entered = server.get(f"/?{parts.query or f'token={TOKEN}'}")
         if status == 403:
-            cookie, *flags = entered.headers["Set-Cookie"].split("; ")
-            assert (entered.status, entered.headers["Location"]) == (303, "/")
+            server.cookie, *flags = entered.headers["set-cookie"].split("; ")
+            assert (entered.status, entered.headers["location"]) == (303, "/")
             assert {"HttpOnly", "SameSite=Strict"} <= set(flags)
-            assert "good" in ask(own, Cookie=cookie).text
-        assert ask(own, Host=f"evil.example:{parts.port}").status == 400
+            assert "good" in server.get("/").text
+        assert server.get("/", host=f"evil.example:{parts.port}").status == 400
 
 
 def test_what_cannot_be_served_is_said(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

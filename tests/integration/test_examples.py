@@ -211,7 +211,7 @@ def test_a_marker_around_a_torch_operator_overlaps_it_as_it_did_in_time(merged: 
 
 @pytest.mark.slow
 def test_the_ui_shows_both_ranks_with_readable_names(merged: Path, browser: Browser, tmp_path: Path) -> None:
-    screen = browser.screenshot(merged, tmp_path / "merged.png", expand=True)
+    screen = browser.screenshot(merged, tmp_path / "merged.png")
     assert not screen.error
     # This UI (v52) puts the process with most slices first; from v53 on it goes by the sort index in the file.
     processes = sorted(name.rpartition(" ")[0] for name in screen.groups if "python" in name)

@@ -89,7 +89,8 @@ def test_agent_reads_nothing_outside_of_the_folders(runs: Path, tmp_path: Path) 
     (runs / "link.json").symlink_to(tmp_path / "secret.json")
 
     async def questions(client: mcp.Client) -> None:
-        for name in ("../secret.json", str(tmp_path / "secret.json"), "link.json", "/etc", "none", "--help"):
+        outside = ("../secret.json", str(tmp_path / "secret.json"), "link.json", "/etc")
+        for name in (*outside, "none", "--help", "a\0b", "x" * 300):
             assert "there is no such run or trace in" in await refusal(client, "summary", run=name)
         assert "this link leads out of the folders" in await refusal(client, "summary", run=".")
         for sql in ("select * from read_text('/etc/passwd')", "copy events to '/tmp/x'", "select 1; select 2"):

@@ -123,7 +123,7 @@ def test_runs_are_listed_with_their_states_searched_filtered_and_paged(
 
 def test_run_says_where_its_time_goes(server: Served) -> None:
     page = summarised(server, run_of(server)).text
-    assert "Rank 1 is slower in forward: 2.00 ms a step" in page
+    assert page.count("Rank 1 is slower in forward: 2.00 ms a step (16.7% of it") == 1
     assert page.count('class="tk-plot') == 4
     for words in (
         "Time of each stage on each rank, against the median rank, as a share of a step",
@@ -283,7 +283,8 @@ def test_names_in_traces_are_words_and_nothing_else(tmp_path: Path) -> None:
 
 def test_tags_are_kept_and_found_again(server: Served, root: Path, tmp_path: Path) -> None:
     run = run_of(server)
-    assert server.post(f"{run}/tags", tags="nightly, <b>bold</b> nightly").status == 303
+    many = {f"field{number}": "" for number in range(99)}
+    assert server.post(f"{run}/tags", tags="nightly, <b>bold</b> nightly", **many).status == 303
     assert 'value="nightly, &lt;b&gt;bold&lt;/b&gt;"' in server.get(run).text
     assert listed(server.get("/?tag=nightly").text) == ["good"]
     server.cookie = None
@@ -465,17 +466,6 @@ def test_head_beyond_all_measure_gets_nothing(server: Served) -> None:
     answer = raw(server, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 40_000)
     assert not answer.startswith(b"HTTP/1.1 200")
     assert server.get("/").status == 200
-
-
-def test_it_listens_on_this_machine_only(server: Served) -> None:
-    own = f":{server.port:04X}"
-    listening = [
-        line.split()[1]
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        if line.split()[3] == "0A" and line.split()[1].endswith(own)
-    ]
-    assert listening == [f"0100007F{own}"]
 
 
 # The token.

@@ -7,6 +7,7 @@ code: 0 done, 1 failed, 2 wrong usage, 3 problems found.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import gc
 import importlib
@@ -14,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Final, NoReturn, Protocol, cast
 
 from tracekit.arguments import is_set
@@ -63,6 +65,7 @@ _MISSING: Final = "the following arguments are required: "
 _TRACES: Final = re.compile(r"\b(?:INPUT|TRACE|FILE|FOLDER)\b")
 _OWN_FAULTS: Final = (None, errno.EBADF, errno.EINVAL, errno.EFAULT)
 """The numbers of errors that no disk, network or permission explains."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
@@ -85,10 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
-    except SystemExit as stop:
-        # argparse raises it after --help and after a usage error.
-        return stop.code if isinstance(stop.code, int) else USAGE
+        try:
+            code = _run(arguments)
+        except SystemExit as stop:
+            # argparse raises it after --help and after a usage error.
+            code = stop.code if isinstance(stop.code, int) else USAGE
+        # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
+        sys.stdout.flush()
     except TracekitError as error:
         _complain(message_of(error))
         return (
@@ -98,20 +104,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("interrupted; nothing was left half done")
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has closed the pipe. Prevent Python from flushing it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of the output has closed the pipe.
+        _discard_output()
         return _BROKEN_PIPE
     except Exception as error:
         if is_set("TRACEKIT_DEBUG"):
             raise
         if isinstance(error, OSError) and error.errno not in _OWN_FAULTS:
-            _complain(f"{error.filename or 'a read or write failed'}: {error.strerror}")
+            what = f"{error.filename}: cannot be used" if error.filename else "a read or write failed"
+            if error.errno in _FULL and not error.filename:
+                _discard_output()
+                what = "the output: cannot be written"
+            _complain(f"{what}: {error.strerror}")
             return FAILED
         _complain(
             f"unexpected {type(error).__name__}: {error}. This is a fault of tracekit: please report it, "
             "with what TRACEKIT_DEBUG=1 prints"
         )
         return FAILED
+    else:
+        return code
 
 
 def entry_point() -> None:
@@ -120,8 +132,8 @@ def entry_point() -> None:
     # again.
     gc.set_threshold(50_000)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller has closed it: the next file would take its descriptor
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        if getattr(sys, name) is None:  # its descriptor is closed
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     code = main()
     gc.freeze()  # the end of the process frees them faster than the collections of Python's exit
     sys.exit(code)
@@ -193,10 +205,7 @@ def _run(arguments: list[str]) -> int:
     if unknown:
         parsers[args.verb].refuse_unknown(unknown)
     with copied_pipes(args), piped_output(args, args.verb):
-        code = _load(args.verb).run(args)
-    # Flush here, where a closed pipe is handled, and not at the interpreter's exit.
-    sys.stdout.flush()
-    return code
+        return _load(args.verb).run(args)
 
 
 def _load(verb: str) -> Verb:
@@ -204,5 +213,11 @@ def _load(verb: str) -> Verb:
 
 
 def _complain(message: str) -> None:
-    # Always one line, because names from a trace or a path may contain line breaks.
-    complain(" ".join(message.split()))
+    with contextlib.suppress(OSError):  # standard error cannot be written either
+        # Always one line, because names from a trace or a path may contain line breaks.
+        complain(" ".join(message.split()))
+
+
+def _discard_output() -> None:
+    """Prevent Python from flushing standard output again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

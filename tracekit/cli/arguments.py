@@ -147,7 +147,12 @@ def local_path(text: str) -> Path:
 
 def positive(text: str) -> int:
     """Parse an integer of 1 or more."""
-    return _whole(text, 10**9 - 1, "whole number from 1 on")
+    return _whole(text, 10**9 - 1, "whole number from 1 to 999,999,999")
+
+
+def workers(text: str) -> int:
+    """Parse a number of processes. They are started at once, and must not use up the machine."""
+    return _whole(text, 1024, "whole number from 1 to 1,024")
 
 
 def or_zero(parse: Callable[[str], int]) -> Callable[[str], int]:

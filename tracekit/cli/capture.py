@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tracekit import storage
 from tracekit.arguments import parse_ranks, resolve_path
@@ -19,6 +18,8 @@ from tracekit.cli.terminal import FAILED, OK, PROBLEMS, ProgressBar, complain, p
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError, ConfigError
 from tracekit.wording import counted
+
+_MAX_TIMEOUT_S: Final = 1e9
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +60,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.timeout > 0 or math.isinf(args.timeout):
-        raise ConfigError("--timeout must be a number above 0")
+    if not 0 < args.timeout <= _MAX_TIMEOUT_S:
+        raise ConfigError(f"--timeout must be a number above 0, and at most {_MAX_TIMEOUT_S:g}")
     folder = _control_folder(args.folder)
     try:
         if args.status:

@@ -40,13 +40,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "validate for the traces in the places; it holds no event and no secret",
         type=resolve_path,
     )
+    add_option(parser, "-f --force", "replace the bundle if it exists")
     add_option(parser, "--json", "print what was found as JSON")
     add_option(parser, "-q --quiet", "print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.bundle is not None:
+    if args.bundle is not None and not args.force:
         refuse_existing(args.bundle)
     places = [*(args.places or ["."]), str(default_root())]
     sections = [
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     problems = [problem for section in sections for problem in section.problems]
     document = {"sections": [asdict(section) for section in sections], "problems": problems}
     if args.bundle is not None:
-        _write_bundle(args.bundle, document, args.places)
+        _write_bundle(args.bundle, document, args.places, overwrite=args.force)
     if args.json:
         print_json(document)
         return PROBLEMS if problems else OK
@@ -77,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     return PROBLEMS if problems else OK
 
 
-def _write_bundle(path: str, document: dict[str, Any], places: Sequence[str]) -> None:
+def _write_bundle(path: str, document: dict[str, Any], places: Sequence[str], *, overwrite: bool) -> None:
     """Write the zip of a bug report."""
     packages = sorted({f"{found.name}=={found.version}" for found in importlib.metadata.distributions()}, key=str.lower)
     traces = [_described(trace) for place in places for trace in _traces(place)]
-    with atomic_write(path, overwrite=False) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with atomic_write(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("doctor.json", json.dumps(document, indent=2))
         archive.writestr("packages.txt", "\n".join(packages) + "\n")
         archive.writestr("traces.json", json.dumps(traces, indent=2))

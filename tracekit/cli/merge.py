@@ -19,6 +19,7 @@ from tracekit.cli.arguments import (
     positive,
     seconds,
     selection_of,
+    workers,
 )
 from tracekit.cli.named_runs import find_run
 from tracekit.cli.terminal import PROBLEMS, ProgressBar, complain, print_merge
@@ -63,7 +64,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         parser,
         "--workers N",
         "number of processes (default: one for each processor, at most 8; 1 for small inputs)",
-        type=positive,
+        type=workers,
     )
     add_option(
         parser,

@@ -92,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("Parquet is no text: name a file for it with -o")
     if args.output is not None and not args.force:
         refuse_existing(args.output)
-    sql = sys.stdin.read() if args.sql == "-" else args.sql
-    if not sql.strip():
-        raise ConfigError("the query is empty")
+    sql = _statement(args.sql)
     found = _perfetto(args, sql) if args.engine == "perfetto" else _table(args, sql, form)
     if form == "table" and args.output is None and isinstance(found, Rows) and print_table(*table_cells(found)):
         return OK
@@ -108,6 +106,20 @@ def run(args: argparse.Namespace) -> int:
         else:
             sys.stdout.write(content.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding))
     return OK
+
+
+def _statement(text: str) -> str:
+    """Return the query; read it from standard input for ``-``."""
+    if text == "-" and sys.stdin is None:
+        raise ConfigError("-: standard input is closed")
+    try:
+        sql = sys.stdin.read() if text == "-" else text
+        sql.encode()
+    except UnicodeError:
+        raise ConfigError("the query is not UTF-8") from None
+    if not sql.strip():
+        raise ConfigError("the query is empty")
+    return sql
 
 
 def _table(args: argparse.Namespace, sql: str, form: str) -> Rows | bytes:

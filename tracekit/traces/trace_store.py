@@ -71,7 +71,7 @@ class _LocalStore:
         try:
             os.scandir(root).close()
         except OSError as error:
-            raise explained(self.root, error, "be read") from error
+            raise explained(self.root, error, "be listed") from error
         root = root.resolve()
         found: list[Entry] = []
         # Breadth first: the limit must not be used up by one run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.error
+import http.client
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -45,11 +45,11 @@ def trace_link(url: str, ui: PerfettoUI, life_s: int) -> TraceLink:
 def _problem(url: str, address: str, origin: str) -> str | None:
     """Fetch the first byte as the UI would, and explain a refusal."""
     shown = without_secrets(url)
-    request = urllib.request.Request(address, headers={"Origin": origin, "Range": "bytes=0-0"})  # noqa: S310 - signed_url
     try:
+        request = urllib.request.Request(address, headers={"Origin": origin, "Range": "bytes=0-0"})  # noqa: S310 - signed_url
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
             allowed = answer.headers.get("Access-Control-Allow-Origin")
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # the last two: of a malformed answer or URL
         return f"{shown}: cannot be fetched from here: {error}"
     if allowed in ("*", origin):
         return None

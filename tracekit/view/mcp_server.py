@@ -148,8 +148,12 @@ class AgentServer:
     def _place(self, name: str) -> str:
         """Return the path of a run or trace; raise ToolError if it does not exist, or is outside the folders."""
         for folder in self._folders:
-            path = (folder / name).resolve()
-            if self._holds(path) and path.exists():
+            try:
+                path = (folder / name).resolve()
+                is_there = self._holds(path) and path.exists()
+            except (OSError, ValueError):  # too long, or with a NUL
+                continue
+            if is_there:
                 # A command would follow a link to the outside.
                 for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
                     if not self._holds(link.resolve()):

@@ -138,7 +138,8 @@ def test_a_bundle_holds_findings_versions_and_checks_but_no_event(
     assert good["checks"][0]["events"] == 1
     assert "bad.json" in bad["error"]
     assert not any("s3cr3t" in text or "hidden" in text for text in texts.values())
-    assert "already exists" in cli("doctor --bundle bug.zip", 1).err
+    assert cli("doctor --bundle bug.zip", 1).err.endswith("or pass --force to replace it\n")
+    cli("doctor --bundle bug.zip --force", (0, 3))
 
 
 def test_another_distribution_with_a_package_of_this_name_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,13 @@ def test_cell_that_fails_shows_its_own_error_once_and_stops_the_notebook(shell: 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [("--bad", "unrecognized arguments: --bad"), ("-o 'x", "No closing quotation")]
+    ("options", "words"),
+    [
+        ("--bad", "unrecognized arguments: --bad"),
+        ("-o 'x", "No closing quotation"),
+        ("-o x{nope}.json", "there is no field {nope}"),
+        ("-o x.txt", "a JSON trace must end with .json"),
+    ],
 )
 def test_wrong_line_is_one_sentence_and_runs_nothing(shell: Any, options: str, words: str) -> None:
     result, text, outputs = run(shell, f"%%tracekit {options}\nran = True\n")

@@ -14,21 +14,8 @@ if TYPE_CHECKING:
 
 
 def run(name: str, **values: Any) -> Run:
-    fields: dict[str, Any] = {
-        "id": name,
-        "name": name,
-        "folder": "",
-        "files": (),
-        "ranks": (),
-        "states": (("finished", 1),),
-        "rank_words": "1 rank",
-        "step": None,
-        "step_time_ns": None,
-        "changed_s": 0.0,
-        "start_s": 0.0,
-        "bytes": 0,
-    }
-    return Run(**{**fields, **values})
+    fields: dict[str, Any] = {"ranks": (), "states": (("finished", 1),), "rank_words": "1 rank", **values}
+    return Run(id=name, name=name, folder="", changed_s=0.0, start_s=0.0, **fields)
 
 
 RUNS = [

@@ -73,14 +73,14 @@ def _record(ipython: Any, line: str, cell: str, written: dict[str, set[str]]) ->
     except ValueError as error:  # an open quote
         raise WrongUsageError(f"%%tracekit {line}: {error}") from None
     memory = MemoryTraceHandler()
-    kept = None if output is None else JSONTraceHandler(output)
-    handlers: list[TraceHandler] = [memory] if kept is None else [memory, kept]
     key = "" if output is None else _absolute(output)
-    # Cells are run again and again; what is replaced is only what this cell, or one of its kind, has written.
-    for path in written.pop(key, ()):
-        Path(path).unlink(missing_ok=True)
-    profiler = Profiler(handlers, record_batches=False)
     try:
+        kept = None if output is None else JSONTraceHandler(output)
+        # Cells are run again and again; what is replaced is only what this cell, or one of its kind, has written.
+        for path in written.pop(key, ()):
+            Path(path).unlink(missing_ok=True)
+        handlers: list[TraceHandler] = [memory] if kept is None else [memory, kept]
+        profiler = Profiler(handlers, record_batches=False)
         profiler.start()
     except TracekitError as error:
         raise WrongUsageError(f"%%tracekit: {error}") from None

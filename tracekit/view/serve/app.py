@@ -289,7 +289,7 @@ def _digest(content: bytes) -> str:
 
 async def _form(request: Request) -> dict[str, str]:
     # `SecurityMiddleware` has limited its length.
-    fields = parse_qs((await request.body()).decode("latin-1"), keep_blank_values=True, max_num_fields=16)
+    fields = parse_qs((await request.body()).decode("latin-1"), keep_blank_values=True)
     return {name: values[-1] for name, values in fields.items()}
 
 

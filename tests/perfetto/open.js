@@ -1,31 +1,41 @@
-// Opens what `tracekit open` prints in a headless Chromium, as a person would, and tells what comes of it.
+// Opens Perfetto's UI, or a page that leads to it, in a headless Chromium, as a person would, and tells what comes of it.
 //
-//   node open.js '{"chromium": ..., "playwright": ..., "address": ..., "png": ..., "page_png": ..., "click": "#open",
-//                  "width": 1600, "height": 1000}'
+//   node open.js '{"chromium": ..., "playwright": ..., "address": ..., "png": ..., "click": "#open", "expand": true}'
 //
-// "click" is what to press on the page; null where the address leads to the UI itself.
+// "click" is what to press on the page, if the address does not lead to the UI itself; "expand" opens all groups.
 //
-// Prints {"page": text, "after": what its status says in the end, "address": of the UI, "tracks": [{"name", "depth"}], "pinned": [names], "expanded": [names],
-// "error": text or null, "problems": [what the consoles of the page and the UI say is wrong]} as JSON.
+// Prints {"page": the words of the page, "after": what its status says in the end, "address": of the UI, "tracks", "groups" (the top
+// level), "pinned", "expanded": [names], "error": text or null, "problems": [what the consoles say is wrong]} as JSON.
 'use strict';
-const {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run} = require('../perfetto/chromium.js');
+const {task, TIMEOUT_MS, DIALOG, waitForTrace, drive, run} = require('./chromium.js');
 
 // Runs inside the UI.
 const readTracks = () => {
   const tracks = [];
+  const groups = [];
   const expanded = [];
   const visit = (node, depth) => {
-    tracks.push({name: node.name, depth});
+    tracks.push(node.name);
+    if (depth === 0) groups.push(node.name);
     if (!node.collapsed && node.children.length > 0) expanded.push(node.name);
     for (const child of node.children) visit(child, depth + 1);
   };
   const workspace = window.app.trace.workspace;
   for (const node of workspace.children) visit(node, 0);
-  return {tracks, expanded, pinned: workspace.pinnedTracks.map((node) => node.name)};
+  return {tracks, groups, expanded, pinned: workspace.pinnedTracks.map((node) => node.name)};
+};
+
+const expandTracks = () => {
+  const visit = (node) => {
+    if (node.children.length > 0) node.expand();
+    node.children.forEach(visit);
+  };
+  window.app.trace.workspace.children.forEach(visit);
+  window.app.raf.scheduleFullRedraw();
 };
 
 async function look(browser) {
-  const context = await browser.newContext({viewport: {width: task.width, height: task.height}});
+  const context = await browser.newContext({viewport: {width: 1600, height: 1000}});
   context.setDefaultTimeout(TIMEOUT_MS);
   const problems = [];
   context.on('page', (page) => page.on('pageerror', (error) => problems.push(String(error))));
@@ -40,16 +50,19 @@ async function look(browser) {
   if (task.click) {
     await page.waitForFunction(() => /click/.test(document.getElementById('status').innerText));
     shown = await page.locator('body').innerText();
-    if (task.page_png) await page.screenshot({path: task.page_png});
     await page.click(task.click);
   }
   // A page that was not left has opened the UI in a tab of its own.
   if (task.click) await Promise.race([popup, page.waitForURL(/#!/)]);
   const ui = page.url().includes('#!') ? page : await popup;
   const loaded = await waitForTrace(ui);
+  if (loaded && task.expand) {
+    await ui.evaluate(expandTracks);
+    await waitForTrace(ui);
+  }
   await ui.screenshot({path: task.png});
   const error = await ui.evaluate((dialog) => document.querySelector(dialog)?.innerText.trim() || null, DIALOG);
-  const seen = loaded ? await ui.evaluate(readTracks) : {tracks: [], pinned: [], expanded: []};
+  const seen = loaded ? await ui.evaluate(readTracks) : {tracks: [], groups: []};
   const after = ui === page ? '' : await page.locator('#status').innerText();
   return {page: shown, after, address: ui.url(), ...seen, error, problems};
 }
