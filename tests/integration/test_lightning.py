@@ -285,20 +285,27 @@ def test_a_count_that_fails_is_reported_and_training_goes_on(
     assert stats.failures == {"TracekitCallback": 4}
 
 
-def test_neither_setup_nor_validation_is_part_of_a_batch(clock: FakeClock, tmp_path: Path, memories: Memories) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "every", "seconds"),
+    [(1, 2, [4.0] * 8), (2, 1, [9.7] * 4)],
+    ids=["between batches", "within a batch"],
+)
+def test_setup_and_validation_are_part_of_a_batch_only_between_its_micro_batches(
+    clock: FakeClock, tmp_path: Path, memories: Memories, accumulate: int, every: int, seconds: list[float]
+) -> None:
     class SlowSetup(Net):
         def setup(self, stage: str) -> None:
             self.clock.advance(1000 * SECOND)
 
     callback = TracekitCallback(memories, clock=clock.clock)
-    one = trainer(tmp_path, callback, val_check_interval=2, max_epochs=2)
-    fit(one, SlowSetup(clock))
+    options = {"accumulate_grad_batches": accumulate, "val_check_interval": every, "max_epochs": 2}
+    fit(trainer(tmp_path, callback, **options), SlowSetup(clock))
     durations = [
         (end.wall_clock_time_ns - begin.wall_clock_time_ns) / SECOND
         for begin, end in memories.made[1].slices
         if begin.label.name == "batch"
     ]
-    assert durations == pytest.approx([4.0] * 8)
+    assert durations == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ SINGLE = {
     "generator_loop": {"batch": 10, "forward": 10, "backward": 10, "zero_grad": 9},
     "forks": {"batch": 15, "forward": 15, "optimizer": 15},
     "compiled": {"batch": 8, "forward": 16, "evaluation": 1, "backward": 32},
-    "hf_trainer": {"batch": 6, "forward": 12, "evaluation": 2, "save": 2, "train": 1},
+    "hf_trainer": {"batch": 6, "forward": 2 + 12, "evaluation": 2, "save": 2, "train": 2},
     "lightning_demo": {"batch": 3, "run_training_batch": 6, "train_dataloader_next": 6},
     "jax_steps": {"batch": 5, "train": 5, "wait": 5, "load": 4},
     "accelerate": {"batch": 120, "forward": 120, "optimizer": 120},
@@ -441,14 +441,15 @@ def test_a_broken_tracekit_leaves_the_script_alone(tmp_path: Path) -> None:
     assert note.read_text(encoding="utf-8").endswith("SystemExit: broken")
 
 
-def test_the_next_sitecustomize_is_imported(tmp_path: Path) -> None:
+def test_the_next_sitecustomize_is_imported_and_an_empty_entry_stays_the_current_folder(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text("import sys; sys.seen = __file__", encoding="utf-8")
     code = "import sys; print(sys.seen, sys.modules['sitecustomize'].__file__, any('bootstrap' in p for p in sys.path))"
-    done = recorded(tmp_path, PYTHON, "-c", code, PYTHONPATH=f"{ROOT}{os.pathsep}{other}")
+    code += "; print(*sys.path[1:3])"
+    done = recorded(tmp_path, PYTHON, "-c", code, PYTHONPATH=os.pathsep.join(["", str(ROOT), str(other)]))
     expected = str(other / "sitecustomize.py")
-    assert done.stdout.split() == [expected, expected, "False"]
+    assert done.stdout.split() == [expected, expected, "False", str(tmp_path), str(ROOT)]
 
 
 @pytest.mark.slow

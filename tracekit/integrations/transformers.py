@@ -112,17 +112,18 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Stop the profiler, if it was started here."""
-        self._end_all()
+        self.close()
         if self._is_mine:
             self.profiler.stop()
 
-    def _end_all(self) -> None:
+    def close(self) -> None:
+        """End the open slices, and leave model and loader as they were: after a training that an exception has ended."""
         self._undo.close()
         self._open.close()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 
-    on_epoch_begin = _event(begins="epoch")
+    on_epoch_begin = _event(ends="evaluation", begins="epoch")  # of ``eval_on_start``
     # A batch that is not the last of its step is over, and the next one begins.
     on_substep_end = _event(ends="training step", begins="training step")
     on_pre_optimizer_step = _event(ends="training step", begins="optimizer")
@@ -209,6 +210,9 @@ class TracekitCallback(TrainerCallback):
         if threading.get_ident() != self._thread:  # a replica of torch.nn.DataParallel
             return
         if not model.training:
+            if "training step" not in self._open:  # another evaluation: of a second dataset, or before the first step
+                self._open.end("save")
+                self._begin("evaluation")
             self._begin("eval forward")
             return
         self._open.end("backward")
@@ -232,7 +236,7 @@ class TracekitCallback(TrainerCallback):
 
     @_harmless
     def _resume(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._end_all()  # of a training that an exception has ended
+        self.close()  # after a training that an exception has ended
         self._loaded, self._modelled = Counts(), Counts()
         self._tokens_seen = state.num_input_tokens_seen
         if int(self.profiler.timestamp.batch) != state.global_step:

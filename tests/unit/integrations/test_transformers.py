@@ -36,6 +36,10 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
         )
 
     tell("train_begin")
+    with torch.no_grad():  # ``eval_on_start``
+        model.eval()(torch.ones(1, 2))
+    tell("evaluate")
+    model.train()
     tell("epoch_begin")
     for batch in loader:
         tell("step_begin")
@@ -44,8 +48,10 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
         tell("optimizer_step")
         state.global_step += 1
         tell("step_end", control(should_evaluate=state.global_step == 2))
-    with torch.no_grad():
-        model.eval()(torch.ones(1, 2))
+    for _ in range(2):  # of two datasets
+        with torch.no_grad():
+            model.eval()(torch.ones(1, 2))
+        tell("evaluate")
     tell("evaluate", control(should_save=True))
     tell("save")
     tell("epoch_end")
@@ -63,7 +69,7 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
         "forward": 2,
         "backward": 2,
         "optimizer": 2,
-        "evaluation": 1,
-        "eval forward": 1,
+        "evaluation": 3,
+        "eval forward": 3,
         "save": 1,
     }
