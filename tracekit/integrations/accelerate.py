@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import Counts
-from tracekit.integrations.hooks import hook_forward, method_hook, model_hook, recorded_pass, replace, watch
+from tracekit.integrations.hooks import hook_forward, model_hook, recorded_pass, replace_method, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class AcceleratorRecorder:
     def _replace(self, method: str, recorded: Callable[[Any], Any]) -> None:
         function = getattr(self._accelerator, method, None)
         if function is not None:
-            hook = method_hook(recorded(function), self._accelerator, method)
-            replace(self._undo, self._accelerator, method, hook)
+            replace_method(self._undo, self._accelerator, method, recorded(function))
 
     def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import enum
-import errno
 import json
 import logging
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -479,23 +476,6 @@ def fake_composer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_composer")
-def test_a_marker_records_as_soon_as_the_profiler_is_bound_to_a_state() -> None:
-    """In Composer a marker needs a state and no event of an engine."""
-    memory = MemoryTraceHandler()
-    profiler = Profiler(always, memory, **QUIET)
-    engine = FakeEngine(profiler)
-    marker = profiler.marker("m", categories=["c"])
-    marker.start()
-    marker.finish()
-    marker.instant()
-    engine.close()
-    profiler.marker("m").instant()  # after the end, which no marker takes back
-    assert [type(event).__name__ for event in memory.events] == ["SliceBegin", "SliceEnd", "Instant"]
-    assert profiler.recorder.process.run_id == "r"
-    assert not profiler.recorder.started
-
-
-@pytest.mark.usefixtures("fake_composer")
 @pytest.mark.parametrize("marker_first", [False, True])
 def test_a_bound_handler_has_the_state_and_with_the_first_event_the_logger(marker_first: bool) -> None:
     class Asks(TraceHandler):
@@ -538,44 +518,3 @@ def test_a_merged_trace_is_named_as_in_composer(
     assert ("nothing is merged: merged_trace_remote_file_name needs" in caplog.text) == (
         merged is None and len(arguments) > 1
     )
-
-
-MERGES = """
-import sys
-from tracekit.integrations.composer import JSONTraceHandler, Profiler, ProfilerAction
-
-handler = JSONTraceHandler(sys.argv[1], "rank{rank}.json", merged_trace_filename="merged.json")
-quiet = {"sys_prof_cpu": False, "torch_prof_profile_memory": False, "torch_prof_with_flops": False}
-with Profiler(lambda state: ProfilerAction.ACTIVE, handler, rank=0, run_id="r", **quiet) as profiler:
-    profiler.marker("m").instant()
-"""
-
-
-def test_a_merged_trace_that_is_asked_for_is_written_by_the_end_of_the_process(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", MERGES, str(tmp_path)], check=True, capture_output=True, timeout=100)
-    assert json.loads((tmp_path / "merged.json").read_text())
-
-
-def test_a_merge_renames_within_the_folder_of_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tracekit.Profiler(tracekit.JSONTraceHandler(tmp_path / "in" / "t.json"), rank=0) as profiler:
-        profiler.marker("m").instant()
-    renamed: list[Path] = []
-
-    def of_one_file_system(name: str) -> Any:
-        real = getattr(os, name)
-
-        def call(source: Any, target: Any, **options: Any) -> Any:
-            folder = Path(target).parent
-            renamed.append(folder)
-            if folder not in Path(source).parents:  # a new folder below it is on the same file system
-                raise OSError(errno.EXDEV, "another file system")
-            return real(source, target, **options)
-
-        return call
-
-    for name in ("rename", "replace", "link"):
-        monkeypatch.setattr(os, name, of_one_file_system(name))
-    (tmp_path / "out").mkdir()
-    tracekit.merge_traces(str(tmp_path / "out" / "merged.json"), [str(tmp_path / "in")])
-    assert (tmp_path / "out" / "merged.json").is_file()
-    assert tmp_path / "out" in renamed
