@@ -17,7 +17,7 @@ import pytest
 from tests.faults.processes import wait_until
 from tracekit import MemoryTraceHandler, Profiler, Timestamp
 from tracekit.errors import ConfigError, HandlerError
-from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, recorder, windows
+from tracekit.integrations.jax import JaxProfiler, JaxProfilerConfig, recorder, windows
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ def test_a_trainer_makes_it_from_its_configuration(jax: FakeJax, tmp_path: Path)
     callback.finalize("success")
     assert [kind for kind, _ in jax.events] == ["start", "stop"]
     assert jax.waited_for == ["params"]
+    assert {name for _, name, _ in jax.annotations} == {"tracekit_clock_anchor"}, "the trainer annotates the steps"
     assert (callback.config, callback.failures) == (config, {})
     assert JaxProfilerConfig(**config.to_dict()) == config  # type: ignore[arg-type]
     assert (config.get("profile_n_steps"), config.get("other"), config.get("create", 1)) == (3, None, 1)
@@ -549,35 +550,11 @@ class Store:
             return self.values[key]
 
 
-TOGETHER: dict[str, Any] = {"main_process_only": False, "profile_first_step": 10_000, "profile_every_n_minutes": 1}
-
-
-def test_all_processes_record_the_same_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """J6: each has a clock of its own, and there each goes by that."""
-    store = Store()
-    monkeypatch.setattr(windows, "_numbers", iter([7, 7]))  # the number of the profiler, the same in every process
-    loops = []
-    for index in range(2):
-        jax = FakeJax(index, 2)
-        use(monkeypatch, jax, store)
-        loop = Loop(jax, tmp_path, SECOND, **TOGETHER)
-        loop.profiler.on_training_start()
-        loops.append(loop)
-    loops[1].time.advance(-30 * 1_000_000_000)  # its clock is late
-    loops[0].train(1, 61)
-    wait_until(lambda: loops[1].profiler._windows._announced is not None)
-    loops[1].train(1, 61)
-    for loop in loops:
-        loop.train(62, 80)
-        loop.profiler.close()
-    assert loops[0].jax.events == starts_and_stops(65, 70), "two steps, and two seconds, after it is due"
-    assert loops[1].jax.events == loops[0].jax.events
-
-
 def test_one_slow_step_does_not_make_the_announcement_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store, jax = Store(), FakeJax(0, 2)
     use(monkeypatch, jax, store)
-    loop = Loop(jax, tmp_path, SECOND / 10, **TOGETHER)
+    settings: dict[str, Any] = {"main_process_only": False, "profile_first_step": 10_000, "profile_every_n_minutes": 1}
+    loop = Loop(jax, tmp_path, SECOND / 10, **settings)
     loop.train(1, 20)
     loop.time.advance(2 * MINUTE_NS)  # a checkpoint
     loop.train(21, 60)
@@ -665,24 +642,3 @@ def test_the_trace_says_whose_it_is_and_when_it_began(jax: FakeJax, tmp_path: Pa
         assert (told["rank"], told["run_id"], told["host"], told["pid"]) == (0, "run-7", process.host, process.pid)
         assert told["first_step"] == 11
         assert loop.time.wall_ns - told["wall_ns"] == 10 * loop.step_ns
-
-
-def test_every_step_of_a_trace_is_annotated_for_xprof_unless_a_trainer_does_it(jax: FakeJax, tmp_path: Path) -> None:
-    Loop(jax, tmp_path).train(1, 20)
-    steps = [(phase, args["step_num"]) for phase, name, args in jax.annotations if name == "train"]
-    assert steps == [(phase, step) for step in range(11, 16) for phase in ("begin", "end")]
-    jax.annotations.clear()
-    profiler = JaxProfiler(trainer=SimpleNamespace(log_path=tmp_path, state=SimpleNamespace(params=None)))
-    for step in range(1, 20):
-        profiler.on_training_step({}, 0, step)
-    assert {name for _, name, _ in jax.annotations} == {"tracekit_clock_anchor"}
-
-
-def test_markers_are_annotations_on_their_own_thread(jax: FakeJax) -> None:
-    with Profiler(JaxAnnotations()) as profiler, profiler.marker("outer"), profiler.marker("inner"):
-        thread = threading.Thread(target=profiler.marker("other")(lambda: None))
-        thread.start()
-        thread.join()
-    begun = [("begin", name) for name in ("outer", "inner", "other")]
-    ended = [("end", name) for name in ("other", "inner", "outer")]
-    assert [(phase, name) for phase, name, _ in jax.annotations] == begun + ended
