@@ -176,35 +176,6 @@ def test_what_a_handler_calls_its_own_methods_and_attributes_does_not_matter() -
     assert (handler.flushed, handler._events, profiler.stats.failures) == (2, "mine", {})
 
 
-def test_a_profiler_takes_what_has_composers_methods_whatever_its_class_and_nothing_else() -> None:
-    class Foreign:
-        """As of Composer's own class, which tracekit does not know."""
-
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def process_duration_event(self, name: str, *_: Any) -> None:
-            self.seen.append(name)
-
-        process_instant_event = process_counter_event = process_duration_event
-
-        def run_event(self, event: Any, state: Any, logger: Any) -> None:
-            self.seen.append(event.value)
-
-        def close(self, state: Any, logger: Any) -> None:
-            self.seen.append("close")
-
-        def post_close(self) -> None:
-            self.seen.append("post_close")
-
-    handler = Foreign()
-    with Profiler(always, handler, **QUIET) as profiler:
-        profiler.marker("m").instant()
-    assert handler.seen == [*("init", "fit_start", "epoch_start", "batch_start", "m", "fit_end", "close", "post_close")]
-    with pytest.raises(ConfigError, match="trace_handlers must be a TraceHandler"):
-        Profiler(always, [handler, 5], **QUIET)
-
-
 def test_a_handler_is_told_which_of_its_hooks_nobody_calls(caplog: pytest.LogCaptureFixture) -> None:
     class Wants(TraceHandler):
         def before_forward(self, state: Any, logger: Any) -> None:
@@ -256,11 +227,6 @@ def test_a_state_that_is_kept_knows_the_profiler_that_runs_now_and_init_may_fail
     assert kept[0].profiler is None
     with pytest.raises(tracekit.HandlerError, match="no folder"):
         tracekit.Profiler(Keeps(), rank=0).start()
-
-
-class TestTheReferenceHandlerKeepsTheContract(TraceHandlerContract):
-    def make_handler(self, tmp_path: Path) -> tracekit.TraceHandler:
-        return ReferenceHandler().__trace_handler__()
 
 
 class TestAHandlerOfComposersOwnClassKeepsTheContract(TraceHandlerContract):
@@ -410,6 +376,8 @@ def test_handlers_can_be_replaced_until_they_are_used() -> None:
     assert (len(first.events), len(second.events)) == (0, 1)
     with pytest.raises(ConfigError, match="before the profiler is used"):
         profiler.trace_handlers = first
+    with pytest.raises(ConfigError, match="trace_handlers must be a TraceHandler"):
+        Profiler(always, [first, 5], **QUIET)
     with pytest.raises(AttributeError):
         profiler._nothing_of_this_name  # noqa: B018
 
