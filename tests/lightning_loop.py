@@ -92,6 +92,21 @@ class Net(LightningModule):
         return SlowSGD(self.parameters(), self.clock)
 
 
+class Manual(Net):
+    """Two optimizers in each batch, by manual optimization; 7 s after each."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+            self.clock.advance(7 * SECOND)
+
+    def configure_optimizers(self) -> Any:
+        return [SlowSGD(self.parameters(), self.clock) for _ in range(2)]
+
+
 class Stops(Callback):
     """Saves a checkpoint after so many batches, and fails."""
 

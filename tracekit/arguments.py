@@ -31,8 +31,8 @@ _URL_IN_PATH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
 def is_set(variable: str, environ: Mapping[str, str] | None = None) -> bool:
-    """Return True if a variable of the environment says yes: it is neither empty nor ``0``."""
-    return (os.environ if environ is None else environ).get(variable, "") not in ("", "0")
+    """Return True if a variable of the environment says yes: it is neither empty nor ``0`` nor ``false``."""
+    return (os.environ if environ is None else environ).get(variable, "").lower() not in ("", "0", "false")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -1,7 +1,14 @@
-"""The Trainer of transformers with a tiny model, gradient accumulation and evaluation."""
+"""The Trainer of transformers with a tiny model, gradient accumulation and evaluation; a first training fails."""
+
+import contextlib
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+
+class Fails(TrainerCallback):
+    def on_step_end(self, *args: object, **named: object) -> None:
+        raise ArithmeticError
 
 
 def main() -> None:
@@ -23,6 +30,10 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:8])
+    trainer.add_callback(Fails)
+    with contextlib.suppress(ArithmeticError):
+        trainer.train()
+    trainer.remove_callback(Fails)
     trainer.train()
     if trainer.is_world_process_zero():
         for entry in trainer.state.log_history:

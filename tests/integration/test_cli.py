@@ -291,7 +291,7 @@ def test_standard_streams_that_are_full_closed_or_no_text_are_no_fault_of_tracek
 @pytest.mark.parametrize("command", ["validate {}", "top --once {}", "mcp {}", "report rank0.json -o {}", "upload {}"])
 def test_a_name_that_the_system_refuses_is_no_fault_of_tracekit(command: str, tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rank0.json").write_bytes(rank_trace(slice_("a")))
-    assert re.search(r"x: cannot be (used|read): File name too long\n$", cli(command.format("x" * 300), 1).err)
+    assert re.search(r": cannot be (used|read): File name too long\n$", cli(command.format("x" * 300), 1).err)
 
 
 @pytest.mark.parametrize(("verb", "doing"), [("summary", "read"), ("top", "listed")])

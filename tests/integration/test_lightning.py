@@ -7,7 +7,6 @@ import json
 import pickle
 import pstats
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, fit, train_loader, trainer, val_loader
+from tests.lightning_loop import QUIET, SECOND, Manual, Net, Stops, fit, train_loader, trainer, val_loader
 from tests.scripts import run_script
 from tracekit import (
     ConfigError,
@@ -35,7 +34,6 @@ from tracekit import (
     validate_trace,
 )
 from tracekit.integrations.lightning import TimeProfiler, TracekitCallback, TracekitProfiler
-from tracekit.integrations.lightning.framework import device_waits
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ class Sees(Callback):
 
 
 class Copies(Callback):
-    """Copies and pickles the loader while it is recorded."""
+    """Copies and pickles the loader and the logger while they are recorded."""
 
     def __init__(self) -> None:
         self.copies: list[Any] = []
@@ -87,6 +85,7 @@ class Copies(Callback):
         loader = trainer.train_dataloader
         assert "_get_iterator" in vars(loader), "its workers are recorded"
         self.copies = [copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
+        pickle.loads(pickle.dumps(trainer.logger)).log_metrics({})
 
 
 @pytest.fixture
@@ -160,47 +159,19 @@ def test_a_run_with_everything_loads_in_perfetto(
         assert trace.scalar(within) == 4
 
 
-def test_the_profiler_records_into_whatever_profiler_runs_and_makes_a_table(clock: FakeClock, tmp_path: Path) -> None:
-    memory, profiler = MemoryTraceHandler(), TracekitProfiler(tmp_path, "report")
+def test_the_profiler_records_into_whatever_profiler_runs_and_writes_a_table_and_stats(
+    clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, profiler = MemoryTraceHandler(), TracekitProfiler(tmp_path, "report", False, dump_stats=True)
     with Profiler(memory, rank=0):
         fit(trainer(tmp_path, profiler=profiler), Net(clock))
     found = names(memory)
     assert (found["run_training_batch"], found["SingleDeviceStrategy.training_step"], found["val_next"]) == (4, 4, 4)
-    assert profiler.durations()["run_training_batch"].count == 4
-    assert "FIT Profiler Report" in profiler.summary()
-    assert "[Strategy]SingleDeviceStrategy.training_step" in profiler.summary()
-    assert (tmp_path / "fit-report.txt").read_text("utf-8") == profiler.summary()
-
-
-def test_a_wrong_stop_hides_no_exception_and_another_thread_may_stop(caplog: pytest.LogCaptureFixture) -> None:
-    profiler = TracekitProfiler()
-    try:
-        raise KeyError
-    except KeyError:
-        profiler.stop("a")
-    profiler.start("b")
-    thread = threading.Thread(target=profiler.stop, args=("b",))
-    thread.start()
-    thread.join()
-    profiler.stop("b")
-    # What an exception has ended may be stopped by its owner later.
-    with pytest.raises(KeyError), profiler.profile("outer"):  # noqa: PT012
-        profiler.start("inner")
-        raise KeyError
-    profiler.stop("inner")
-    profiler.start("inner")
-    profiler.stop("inner")
-    with pytest.raises(ValueError, match="never started"):
-        profiler.stop("inner")
-    assert len(caplog.messages) == 1
-
-
-def test_stats_are_dumped_for_pstats_and_the_summary_can_be_short(
-    clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    profiler = TracekitProfiler(tmp_path, "report", False, dump_stats=True)
-    fit(trainer(tmp_path, profiler=profiler), Net(clock))
-    assert "p95" not in profiler.summary()
+    table = profiler.summary()
+    assert table.startswith("FIT Profiler Report")
+    assert "[Strategy]SingleDeviceStrategy.training_step" in table
+    assert "p95" not in table
+    assert (tmp_path / "fit-report.txt").read_text("utf-8") == table
     stats = pstats.Stats(str(tmp_path / "fit-report-run_training_batch.prof"))
     ((place, found),) = stats.stats.items()  # type: ignore[attr-defined]
     assert (place, found[:2]) == (("~", 0, "run_training_batch"), (4, 4))
@@ -245,17 +216,6 @@ def test_a_batch_is_a_step_of_the_optimizer(clock: FakeClock, tmp_path: Path, me
 def test_a_batch_of_manual_optimization_is_one_of_the_loader(
     clock: FakeClock, tmp_path: Path, memories: Memories
 ) -> None:
-    class Manual(Net):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for optimizer in self.optimizers():
-                self.manual_backward(self.loss(batch))
-                optimizer.step()
-
-        def configure_optimizers(self) -> Any:
-            return [SlowSGD(self.parameters(), self.clock) for _ in range(2)]
-
     callback = TracekitCallback(memories)
     sees = Sees(callback)
     fit(trainer(tmp_path, callback, sees), Manual(clock))
@@ -285,20 +245,27 @@ def test_a_count_that_fails_is_reported_and_training_goes_on(
     assert stats.failures == {"TracekitCallback": 4}
 
 
-def test_neither_setup_nor_validation_is_part_of_a_batch(clock: FakeClock, tmp_path: Path, memories: Memories) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "every", "seconds"),
+    [(1, 2, [4.0] * 8), (2, 1, [9.7] * 4)],
+    ids=["between batches", "within a batch"],
+)
+def test_setup_and_validation_are_part_of_a_batch_only_between_its_micro_batches(
+    clock: FakeClock, tmp_path: Path, memories: Memories, accumulate: int, every: int, seconds: list[float]
+) -> None:
     class SlowSetup(Net):
         def setup(self, stage: str) -> None:
             self.clock.advance(1000 * SECOND)
 
     callback = TracekitCallback(memories, clock=clock.clock)
-    one = trainer(tmp_path, callback, val_check_interval=2, max_epochs=2)
-    fit(one, SlowSetup(clock))
+    options = {"accumulate_grad_batches": accumulate, "val_check_interval": every, "max_epochs": 2}
+    fit(trainer(tmp_path, callback, **options), SlowSetup(clock))
     durations = [
         (end.wall_clock_time_ns - begin.wall_clock_time_ns) / SECOND
         for begin, end in memories.made[1].slices
         if begin.label.name == "batch"
     ]
-    assert durations == pytest.approx([4.0] * 8)
+    assert durations == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -499,12 +466,13 @@ def test_the_workers_of_a_loader_record_beside_their_rank(
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_loader_whose_workers_are_recorded_can_be_copied_and_pickled(
+def test_a_recorded_loader_and_logger_can_be_copied_and_pickled(
     clock: FakeClock, tmp_path: Path, memories: Memories
 ) -> None:
     copies = Copies()
     loader = DataLoader(TensorDataset(torch.ones(4, 2)), num_workers=1)
-    trainer(tmp_path, copies, TracekitCallback(memories), max_epochs=1).fit(Net(clock), loader, val_loader(clock))
+    one = trainer(tmp_path, copies, TracekitCallback(memories), logger=CSVLogger(tmp_path))
+    one.fit(Net(clock), loader, val_loader(clock))
     for one in copies.copies:
         one.num_workers = 0
         assert one._get_iterator() is not None
@@ -567,13 +535,3 @@ def test_the_trace_of_the_example_opens(tmp_path: Path, engine: Engine) -> None:
         assert trace.errors() == []
         counts = "select name, count(*) from slice where name in ('batch', 'Net.optimizer_step') group by name"
         assert dict(trace.rows(counts)) == {"batch": 32, "Net.optimizer_step": 32}
-
-
-def test_a_device_is_waited_for_where_that_is_asked_for_and_can_be(
-    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert device_waits(torch.device("meta")) is None
-    monkeypatch.setattr(torch.cpu, "synchronize", lambda device: clock.advance(10 * SECOND))
-    timed = TimeProfiler("optimizer step", synchronize=True, clock=clock.clock)
-    fit(trainer(tmp_path, timed), Net(clock))
-    assert timed.values["optimizer step"] == 10.5

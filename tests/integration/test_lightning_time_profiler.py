@@ -12,11 +12,13 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
 
-from tests.lightning_loop import QUIET, SECOND, Net, SlowSGD, Stops, train_loader, trainer, val_loader
+from tests.lightning_loop import QUIET, SECOND, Manual, Net, Stops, train_loader, trainer, val_loader
 from tracekit import MemoryTraceHandler, Profiler
 from tracekit.integrations.lightning import TimeProfiler
 from tracekit.integrations.lightning.actions import PARTS
+from tracekit.integrations.lightning.framework import device_waits
 from tracekit.integrations.lightning.loop_timer import ALL_KEYS
 from tracekit.testing import FakeClock
 
@@ -83,7 +85,7 @@ def test_all_values_come_to_the_logger(clock: FakeClock, tmp_path: Path) -> None
     assert "train batch" in timed.summary()
 
 
-def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path) -> None:
+def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class SlowLogger(CSVLogger):
         def log_metrics(self, *args: Any, **kwargs: Any) -> None:
             clock.advance(2 * SECOND)
@@ -104,11 +106,13 @@ def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path) -> No
     timed = TimeProfiler(details=True, clock=clock.clock)
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=2)
     one = trainer(tmp_path, timed, Takes(), checkpoint, logger=SlowLogger(tmp_path), enable_checkpointing=True)
-    one.fit(TakesEverywhere(clock), train_loader(clock), val_loader(clock))
+    loader = val_loader(clock)  # whose workers start after a batch of training
+    monkeypatch.setattr(loader, "_get_iterator", lambda: clock.advance(7 * SECOND) or DataLoader._get_iterator(loader))
+    one.fit(TakesEverywhere(clock), train_loader(clock), loader)
     values = timed.values
     parts = {part: values[f"train downtime {part}"] for part in PARTS}
     assert parts == {
-        "data loading": 4 * 0.5,
+        "data loading": 7 + 4 * 0.5,
         "transfer": 4 * 0.25,
         "callbacks": 4 * 1,
         "logging": 4 * 2,
@@ -119,6 +123,13 @@ def test_downtime_is_told_by_what_it_was(clock: FakeClock, tmp_path: Path) -> No
     assert values["total train downtime"] == sum(parts.values())
     assert values["train epoch"] == sum(parts.values()) + 4 * values["train batch"]
     assert values["val downtime transfer"] == 2 * 0.25
+    lines = [" ".join(line.split()) for line in timed.summary().splitlines()]
+    assert lines[0] == "Time profiler Calls Total (s) Mean (s) p50 (s) p95 (s) Max (s) Percentage %"
+    assert lines[2] == "train batch 4 14.000000 3.500000 3.500000 3.500000 3.500000 31.32"
+    assert lines[-2] == (
+        "train: 42.000000 s, of which 28.000000 s downtime (66.67 %): data loading 9.000000 s, logging 8.000000 s, "
+        "checkpointing 6.000000 s, callbacks 4.000000 s, transfer 1.000000 s"
+    )
 
 
 def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_goes_on_with_its_times(
@@ -179,19 +190,6 @@ def test_an_optimizer_that_asks_for_the_loss_again_is_not_charged_for_it(clock: 
 
 
 def test_the_steps_of_manual_optimization_are_those_of_the_optimizers(clock: FakeClock, tmp_path: Path) -> None:
-    class Manual(Net):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            for optimizer in self.optimizers():
-                loss = self.loss(batch)
-                self.manual_backward(loss)
-                optimizer.step()
-                self.clock.advance(7 * SECOND)
-
-        def configure_optimizers(self) -> Any:
-            return [SlowSGD(self.parameters(), self.clock) for _ in range(2)]
-
     timed = TimeProfiler(True, clock=clock.clock)
     fit(tmp_path, timed, clock, net=Manual)
     assert (timed.values["optimizer step"], timed.values["backward"], timed.values["train batch"]) == (0.5, 2, 21)
@@ -251,3 +249,15 @@ def test_everything_it_times_is_a_slice_where_a_profiler_of_tracekit_runs(clock:
     }
     lost = [event for event in memory.events if "overlap" in event.track.name]
     assert lost == [], "all of them nest"
+
+
+def test_a_device_is_waited_for_at_each_reading_of_the_clock_where_that_is_asked_for_and_can_be(
+    clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device_waits(torch.device("meta")) is None
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda device: clock.advance(10 * SECOND))
+    timed = TimeProfiler(True, synchronize=True, clock=clock.clock)
+    fit(tmp_path, timed, clock)
+    assert (timed.values["backward"], timed.values["optimizer step"]) == (12, 10.5)
+    assert timed.values["train batch"] == 3.5 + 5 * 10, "at the end of the batch and around its intervals"
+    assert timed.values["total train downtime"] == 4 * (0.5 + 10), "and at its start, for what was launched before it"

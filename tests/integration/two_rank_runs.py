@@ -1,4 +1,4 @@
-"""What each of two ranks counts, under Accelerate and under transformers' Trainer; started by torchrun."""
+"""Counts of each of two ranks, under Accelerate and under transformers' Trainer; started by torchrun."""
 
 from __future__ import annotations
 
@@ -8,12 +8,52 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
-from transformers_runs import trainer  # a module beside this one
+import torch
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from tracekit import JSONTraceHandler, Profiler
+from tracekit import JSONTraceHandler, Profiler, marker
+from tracekit.integrations.transformers import TracekitCallback
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "accelerate_loop.py"
+TOKENS = 6  # of each sample
+
+
+class Texts(Dataset[Any]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        with marker("read"):
+            return {"input_ids": torch.arange(TOKENS), "labels": torch.arange(TOKENS)}
+
+
+def trainer(profiler: Profiler, kind: type[Trainer] = Trainer, callbacks: Any = (), **options: Any) -> Trainer:
+    """Return a Trainer with a tiny model; 20 samples in batches of 4, two of them a step: 3 steps an epoch, 6 in all."""
+    arguments = {
+        "output_dir": "out",
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "save_steps": 2,
+        "logging_steps": 2,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        **options,
+    }
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    return kind(
+        LlamaForCausalLM(config),
+        TrainingArguments(**arguments),  # type: ignore[arg-type]
+        train_dataset=Texts(),
+        eval_dataset=Texts(),
+        callbacks=[*callbacks, TracekitCallback(profiler)],
+    )
 
 
 def counted(counts: str) -> list[int]:

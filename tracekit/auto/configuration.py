@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import is_set
 from tracekit.auto.notes import OPTIONS_VARIABLE
 from tracekit.auto.options import DEFAULTS, FLAGS, OPTIONS, READERS, RunOptions
 from tracekit.errors import ConfigError
@@ -77,8 +78,8 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         ConfigError: A variable has a wrong value. The message names it.
     """
     names = {key: f"TRACEKIT_{key.upper()}" for key in OPTIONS}
-    texts = {key: environ[name] for key, name in names.items() if environ.get(name)}
-    values = {key: text != "0" if key in FLAGS else text for key, text in texts.items()}
+    given = [key for key, name in names.items() if environ.get(name)]
+    values = {key: is_set(names[key], environ) if key in FLAGS else environ[names[key]] for key in given}
     chosen = {key: _converted(key, value, names[key]) for key, value in values.items()}
     _refuse_both(chosen, " and ".join(names[key] for key in _EXCLUSIVE if key in names))
     return chosen

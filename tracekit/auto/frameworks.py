@@ -46,6 +46,7 @@ def _hook(
             return original(self, *args, **kwargs)
         finally:
             recorder.framework -= 1
+            callback.close()
             if callback in callbacks_of(self):
                 callbacks_of(self).remove(callback)
 
@@ -98,5 +99,8 @@ def _lightning_callback(recorder: AutoRecorder) -> Any:
 
         def state_dict(self) -> dict[str, Any]:
             return {}
+
+        def close(self) -> None:
+            self._end()
 
     return Callback()

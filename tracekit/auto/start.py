@@ -20,7 +20,7 @@ _started: Final[list[int]] = []
 
 def start() -> None:
     """Wait for torch and JAX. A process without them pays for two small modules only."""
-    if _started or os.environ.get(AUTO_VARIABLE, "") in ("", "0"):
+    if _started or os.environ.get(AUTO_VARIABLE, "").lower() in ("", "0", "false"):
         return
     _started.append(os.getpid())
     note("python")

@@ -208,7 +208,8 @@ def _options(args: argparse.Namespace, given: Mapping[str, Any], folder: str, no
 def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
     """Return the environment of the command: it imports this package and its ``sitecustomize``."""
     hooks = Path(bootstrap.__file__).resolve().parent
-    path = [os.fspath(hooks), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    given = os.environ.get("PYTHONPATH")
+    path = [os.fspath(hooks), *(given.split(os.pathsep) if given else ())]  # an empty entry is the current folder
     root = hooks.parents[2]
     if root.name not in ("site-packages", "dist-packages") and os.fspath(root) not in path:
         path.append(os.fspath(root))

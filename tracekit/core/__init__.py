@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def _load() -> list[ModuleType | None]:
-    if os.environ.get(_PURE, "") not in ("", "0"):
+    if os.environ.get(_PURE, "").lower() not in ("", "0", "false"):
         _log.debug("pure Python, as %s says", _PURE)
         return [None] * len(_MODULES)
     if FREE_THREADED:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from tracekit.integrations.batches import Counts
-from tracekit.integrations.hooks import hook_forward, method_hook, model_hook, recorded_pass, replace, watch
+from tracekit.integrations.hooks import hook_forward, model_hook, recorded_pass, replace_method, watch
 from tracekit.timestamp import Timestamp
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ _METHODS: Final = {
     "save_state": "save checkpoint",
     "load_state": "load checkpoint",
 }
+# Those that return what is recorded; `prepare` calls others, and ``skip_first_batches`` returns a loader of its own
+_PREPARING: Final = ("prepare", "prepare_model", "prepare_optimizer", "prepare_data_loader", "skip_first_batches")
 
 
 class AcceleratorRecorder:
@@ -61,7 +63,7 @@ class AcceleratorRecorder:
         self._profiler = profiler
         self._undo = ExitStack()
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id: what is equal is not the same
-        self._begun = False
+        self._begun = self._is_preparing = False
         self._passes: list[_Pass] = []  # over loaders that are under way, an evaluation inside of the training
         self._left = Counts()  # what was read for a step that came only after the end of a pass
         for container in ("_models", "_optimizers", "_dataloaders"):
@@ -69,8 +71,8 @@ class AcceleratorRecorder:
                 self._record(prepared)
         for method, name in _METHODS.items():
             self._replace(method, profiler.marker(name))
-        self._replace("prepare", self._recording)
-        self._replace("skip_first_batches", self._recording)  # returns a loader of its own
+        for method in _PREPARING:
+            self._replace(method, self._recording)
 
     def __enter__(self) -> AcceleratorRecorder:
         return self
@@ -99,13 +101,18 @@ class AcceleratorRecorder:
     def _replace(self, method: str, recorded: Callable[[Any], Any]) -> None:
         function = getattr(self._accelerator, method, None)
         if function is not None:
-            hook = method_hook(recorded(function), self._accelerator, method)
-            replace(self._undo, self._accelerator, method, hook)
+            replace_method(self._undo, self._accelerator, method, recorded(function))
 
     def _recording(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
         def recording(*args: Any, **options: Any) -> Any:
-            prepared = prepare(*args, **options)
+            if self._is_preparing:  # `prepare` may wrap what this returns
+                return prepare(*args, **options)
+            self._is_preparing = True
+            try:
+                prepared = prepare(*args, **options)
+            finally:
+                self._is_preparing = False
             for one in prepared if isinstance(prepared, tuple) else (prepared,):
                 self._record(one)
             return prepared

@@ -42,19 +42,19 @@ def model_hook(function: Callable[..., Any]) -> Hook:
     return Hook(function, nullcontext(), "__exit__")
 
 
-def method_hook(function: Callable[..., Any], owner: object, name: str) -> Hook:
-    """Return a replacement of a method of an object; a copy of the object has the method itself."""
-    return Hook(function, owner, name)
-
-
 def hook_forward(undo: ExitStack, model: Any, before: Callable[..., Any], after: Callable[..., Any]) -> None:
     """Call functions before and after each forward pass of a model, also one that raises, until ``undo`` closes."""
     undo.callback(model.register_forward_pre_hook(model_hook(before), with_kwargs=True).remove)
     undo.callback(model.register_forward_hook(model_hook(after), always_call=True).remove)
 
 
+def replace_method(undo: ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """`replace` a method; a copy of the object has the method itself."""
+    replace(undo, owner, name, Hook(function, owner, name))
+
+
 def replace(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Replace a method until ``undo`` closes, unless the instance has one of its own, or takes no attributes."""
+    """Set an attribute until ``undo`` closes, unless the instance has it already, or takes no attributes."""
     if name not in getattr(owner, "__dict__", {name: None}):
         with suppress(AttributeError, TypeError):
             setattr(owner, name, value)

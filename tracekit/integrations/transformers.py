@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tracekit")
 _STATE: Final = "tracekit"  # under which name the training time stands among the states of callbacks in a checkpoint
+_ONLY: Final = "eval_runtime"  # the metric of an evaluation of one dataset without a name
 
 
 def _harmless(method: F) -> F:
@@ -60,9 +61,10 @@ class TracekitCallback(TrainerCallback):
     One batch of the profiler is one step of the optimizer, as the Trainer counts them (``global_step``): with gradient
     accumulation it has several batches of the data loader. The slices are "train" and "epoch", "dataloader" (each wait for a
     batch, with the workers on tracks of their own), "training step" (for each of these batches) with "forward" and "backward"
-    inside (from the end of the forward pass, with the clipping of the gradients), "optimizer", "evaluation" with "eval forward"
-    inside, and "save". "forward" and "backward" come from hooks of the model: one that is compiled as a whole has none, and
-    neither have the replicas of ``torch.nn.DataParallel``.
+    inside (from the end of the forward pass, with the clipping of the gradients), "optimizer", "evaluation" (of each dataset)
+    with "eval forward" inside, and "save" (with several of these datasets, from the second round on). "forward" and "backward"
+    come from hooks of the model: one that is compiled as a whole has none, and neither have the replicas of
+    ``torch.nn.DataParallel``.
 
     A profiler that does not run yet is started when training begins and stopped when it ends. The Trainer reports no
     exception to its callbacks: put the profiler into a ``with`` block around ``trainer.train()``, so that its handlers get an
@@ -91,6 +93,7 @@ class TracekitCallback(TrainerCallback):
         # than the Trainer shows, and as seen by the model, which is silent when it is compiled, and may be called twice.
         self._loaded, self._modelled = Counts(), Counts()
         self._tokens_seen = 0  # by the Trainer
+        self._dataset = self._last_dataset = _ONLY  # of evaluations, by a metric of theirs
 
     # ---- life ---------------------------------------------------------------------------------------------------------
 
@@ -112,17 +115,18 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Stop the profiler, if it was started here."""
-        self._end_all()
+        self.close()
         if self._is_mine:
             self.profiler.stop()
 
-    def _end_all(self) -> None:
+    def close(self) -> None:
+        """End the open slices, and leave model and loader as they were: after a training that an exception has ended."""
         self._undo.close()
         self._open.close()
 
     # ---- the loop -----------------------------------------------------------------------------------------------------
 
-    on_epoch_begin = _event(begins="epoch")
+    on_epoch_begin = _event(ends="evaluation", begins="epoch")  # of ``eval_on_start``
     # A batch that is not the last of its step is over, and the next one begins.
     on_substep_end = _event(ends="training step", begins="training step")
     on_pre_optimizer_step = _event(ends="training step", begins="optimizer")
@@ -139,6 +143,7 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """End what may be open of an evaluation that was asked for and did not come."""
+        self._last_dataset = self._dataset
         self._open.end("save")
         self._open.end("evaluation")
         self._begin("training step")
@@ -172,9 +177,10 @@ class TracekitCallback(TrainerCallback):
 
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """An evaluation is over."""
+        """An evaluation of one dataset is over. The Trainer saves after the last, which the first round shows."""
         self._open.end("evaluation")
-        if control.should_save:
+        self._dataset = next((name for name in named.get("metrics") or () if name.endswith("_runtime")), _ONLY)
+        if control.should_save and self._dataset in (_ONLY, self._last_dataset):
             self._begin("save")
 
     def _expect(self, control: Any, *, logged: bool = False) -> None:
@@ -209,6 +215,8 @@ class TracekitCallback(TrainerCallback):
         if threading.get_ident() != self._thread:  # a replica of torch.nn.DataParallel
             return
         if not model.training:
+            if "training step" not in self._open:  # another evaluation: of a second dataset, or before the first step
+                self._begin("evaluation")
             self._begin("eval forward")
             return
         self._open.end("backward")
@@ -232,7 +240,7 @@ class TracekitCallback(TrainerCallback):
 
     @_harmless
     def _resume(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._end_all()  # of a training that an exception has ended
+        self.close()  # after a training that an exception has ended
         self._loaded, self._modelled = Counts(), Counts()
         self._tokens_seen = state.num_input_tokens_seen
         if int(self.profiler.timestamp.batch) != state.global_step:

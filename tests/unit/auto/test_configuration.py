@@ -93,7 +93,8 @@ def test_a_file_without_a_table_of_options_is_refused(tmp_path: Path, text: str,
 
 def test_the_environment_names_options_in_capitals() -> None:
     environ = {"TRACEKIT_LIMIT": "1GB", "TRACEKIT_MEMORY": "0", "TRACEKIT_STEPS": "", "LIMIT": "1"}
-    assert read_environment(environ) == {"limit": 10**9, "memory": False}
+    environ |= {"TRACEKIT_MERGE": "False", "TRACEKIT_SHAPES": "true"}
+    assert read_environment(environ) == {"limit": 10**9, "memory": False, "merge": False, "shapes": True}
     with pytest.raises(ConfigError, match=r"^TRACEKIT_LIMIT: '1' is not a size from 1MB on"):
         read_environment({"TRACEKIT_LIMIT": "1"})
     with pytest.raises(ConfigError, match=r"^TRACEKIT_ON_DEMAND and TRACEKIT_FLIGHT_RECORDER: .* keep one"):

@@ -19,19 +19,33 @@ class FakeAccelerator:
     num_processes = 2
 
     def prepare(self, *objects: Any) -> Any:
-        return objects
+        return tuple(self.prepare_model(one) if isinstance(one, torch.nn.Module) else one for one in objects)
+
+    def prepare_model(self, model: Any) -> Any:
+        return torch.nn.Sequential(model)
+
+    def prepare_optimizer(self, optimizer: Any) -> Any:
+        return optimizer
+
+    prepare_data_loader = prepare_optimizer
 
     def backward(self, loss: Any) -> None:
         loss.backward()
 
 
-def test_recorder_makes_slices_and_steps_of_a_prepared_loop_and_leaves_it_as_it_was() -> None:
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_recorder_makes_slices_and_steps_of_a_prepared_loop_and_leaves_it_as_it_was(one_by_one: bool) -> None:
     accelerator, memory = FakeAccelerator(), MemoryTraceHandler()
     with Profiler(memory, rank=0, record_batches=False, counts="global") as profiler:
         with AcceleratorRecorder(accelerator, profiler) as recorder:
             model = torch.nn.Linear(2, 1)
             data = torch.utils.data.DataLoader(torch.ones(6, 2), batch_size=2)
-            model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), data)
+            if one_by_one:
+                model = accelerator.prepare_model(model)
+                optimizer = accelerator.prepare_optimizer(torch.optim.SGD(model.parameters(), 0.1))
+                loader = accelerator.prepare_data_loader(data)
+            else:
+                model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), data)
             for batch in loader:
                 accelerator.backward(model(batch).sum())
                 optimizer.step()

@@ -17,7 +17,7 @@ import pytest
 from tests.faults.processes import wait_until
 from tracekit import MemoryTraceHandler, Profiler, Timestamp
 from tracekit.errors import ConfigError, HandlerError
-from tracekit.integrations.jax import JaxAnnotations, JaxProfiler, JaxProfilerConfig, recorder, windows
+from tracekit.integrations.jax import JaxProfiler, JaxProfilerConfig, recorder, windows
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -142,12 +142,6 @@ class Loop:
                 self.profiler.on_training_epoch_end({}, epoch)
                 epoch += 1
 
-    def fail_after(self, last: int) -> None:
-        """Train up to a step, and fail in the next one."""
-        with self.profiler:
-            self.train(1, last)
-            raise ZeroDivisionError
-
 
 def starts_and_stops(*steps: int) -> list[tuple[str, int]]:
     return [("start" if number % 2 == 0 else "stop", step) for number, step in enumerate(steps)]
@@ -193,13 +187,11 @@ def test_the_documented_windows(jax: FakeJax, tmp_path: Path, name: str) -> None
     assert loop.profiler.failures == {}
 
 
-@pytest.mark.parametrize("by_class", [False, True])
-def test_a_trainer_makes_it_from_its_configuration(jax: FakeJax, tmp_path: Path, by_class: bool) -> None:
-    """Makes and calls its callback as the trainer of xLSTM-JAX does."""
+def test_a_trainer_makes_it_from_its_configuration(jax: FakeJax, tmp_path: Path) -> None:
+    """As the trainer of xLSTM-JAX does."""
     config = JaxProfilerConfig(profile_first_step=2, profile_n_steps=3)
     trainer = SimpleNamespace(log_path=tmp_path, state=SimpleNamespace(params="params"))
-    make = JaxProfiler if by_class else JaxProfilerConfig.create
-    callback = make(config, trainer=trainer, data_module=None)
+    callback = config.create(trainer=trainer, data_module=None)
     callback.set_dataset("data module")
     callback.on_training_start()
     callback.on_training_epoch_start(0)
@@ -212,6 +204,7 @@ def test_a_trainer_makes_it_from_its_configuration(jax: FakeJax, tmp_path: Path,
     callback.finalize("success")
     assert [kind for kind, _ in jax.events] == ["start", "stop"]
     assert jax.waited_for == ["params"]
+    assert {name for _, name, _ in jax.annotations} == {"tracekit_clock_anchor"}, "the trainer annotates the steps"
     assert (callback.config, callback.failures) == (config, {})
     assert JaxProfilerConfig(**config.to_dict()) == config  # type: ignore[arg-type]
     assert (config.get("profile_n_steps"), config.get("other"), config.get("create", 1)) == (3, None, 1)
@@ -265,14 +258,12 @@ def test_however_the_run_ends_the_trace_is_saved(
     jax: FakeJax, tmp_path: Path, ending: str, at_exit: list[Callable[[], None]]
 ) -> None:
     loop = Loop(jax, tmp_path)
+    loop.train(1, 11)
     if ending == "exception":
-        with pytest.raises(ZeroDivisionError):
-            loop.fail_after(11)
+        loop.profiler.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     elif ending == "at_exit":
-        loop.train(1, 11)
         at_exit[0]()
     else:
-        loop.train(1, 11)
         getattr(loop.profiler, ending)(*(["error"] if ending == "finalize" else []))
     loop.profiler.close()  # a second time does nothing
     assert jax.events == starts_and_stops(10, 11)
@@ -338,16 +329,6 @@ def test_an_interrupt_while_a_trace_starts_leaves_none_behind(
     loop.profiler.close()
 
 
-def test_a_trace_without_a_reading_of_the_clock_is_a_trace(
-    jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delattr(Annotation, "set_metadata")
-    Loop(jax, tmp_path).train(1, 20)
-    assert jax.events == starts_and_stops(10, 15)
-    assert len(files(tmp_path)) == 2
-    assert "needs its xplane.pb" in caplog.text
-
-
 def test_a_profiler_is_used_for_several_trainings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store, jax = Store(), FakeJax(0, 2)
     use(monkeypatch, jax, store)
@@ -359,13 +340,14 @@ def test_a_profiler_is_used_for_several_trainings(monkeypatch: pytest.MonkeyPatc
     assert sorted(store.values.values()) == ["10", "110"]
 
 
-def test_neither_a_failed_computation_nor_a_wrong_step_number_keeps_a_trace_from_being_saved(
-    jax: FakeJax, tmp_path: Path
+def test_neither_a_failed_computation_nor_a_wrong_step_nor_a_missing_anchor_keeps_a_trace_from_being_saved(
+    jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(arrays: Any) -> None:
         raise RuntimeError("out of memory")
 
     jax.block_until_ready = fail  # type: ignore[method-assign]
+    monkeypatch.delattr(Annotation, "set_metadata")
     loop = Loop(jax, tmp_path)
     loop.train(1, 12)
     loop.profiler.on_training_step({}, 0, "ten")  # type: ignore[arg-type]
@@ -374,6 +356,7 @@ def test_neither_a_failed_computation_nor_a_wrong_step_number_keeps_a_trace_from
     assert jax.events == starts_and_stops(10, 15)
     assert loop.profiler.failures == {"JaxProfiler": 2}
     assert len(files(tmp_path)) == 2
+    assert "needs its xplane.pb" in caplog.text
 
 
 def test_a_full_disk_says_where_the_trace_was_left(
@@ -446,7 +429,7 @@ def test_the_names_of_a_private_recording_tell_no_host(
     assert told["boot_id"].startswith("boot-")
 
 
-def test_the_log_directory(jax: FakeJax, tmp_path: Path) -> None:
+def test_the_log_directory(jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = SimpleNamespace(log_path=tmp_path / "run", state=SimpleNamespace(params=None))
     assert JaxProfiler(trainer=trainer).log_dir == f"{tmp_path}/run/tensorboard"
     assert (tmp_path / "run" / "tensorboard").is_dir()
@@ -466,6 +449,9 @@ def test_the_log_directory(jax: FakeJax, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made"):
         JaxProfiler(log_path=tmp_path / "file")
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ConfigError, match="JaxProfiler needs jax"):
+        JaxProfiler(log_path=tmp_path)
 
 
 def test_types_of_the_configuration_resolve_at_run_time_for_omegaconf() -> None:
@@ -517,12 +503,6 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], message: s
         JaxProfiler(settings)  # type: ignore[arg-type]
 
 
-def test_a_missing_jax_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ConfigError, match="JaxProfiler needs jax"):
-        JaxProfiler()
-
-
 def test_while_jax_writes_a_line_in_the_log_says_so(
     jax: FakeJax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -570,44 +550,11 @@ class Store:
             return self.values[key]
 
 
-def test_all_processes_record_the_same_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """J6: each has a clock of its own, and there each goes by that."""
-    store = Store()
-    numbers = iter([7, 7])  # the number of the profiler, the same in every process
-    monkeypatch.setattr(windows, "_numbers", numbers)
-    loops = []
-    heard = threading.Event()
-    for index in range(2):
-        jax = FakeJax(index, 2)
-        use(monkeypatch, jax, store)
-        loop = Loop(
-            jax, tmp_path, 1 / 60, main_process_only=False, profile_first_step=10_000, profile_every_n_minutes=1
-        )
-        loop.profiler.on_training_start()
-        loops.append(loop)
-    announce = loops[1].profiler._windows.announce
-
-    def hear(step: int) -> None:
-        announce(step)
-        heard.set()
-
-    assert loops[1].profiler._agreement is not None
-    loops[1].profiler._agreement._announced = hear
-    loops[1].time.advance(-30 * 1_000_000_000)  # its clock is late
-    loops[0].train(1, 61)
-    assert heard.wait(60)
-    loops[1].train(1, 61)
-    for loop in loops:
-        loop.train(62, 80)
-        loop.profiler.close()
-    assert loops[0].jax.events == starts_and_stops(65, 70), "two steps, and two seconds, after it is due"
-    assert loops[1].jax.events == loops[0].jax.events
-
-
 def test_one_slow_step_does_not_make_the_announcement_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store, jax = Store(), FakeJax(0, 2)
     use(monkeypatch, jax, store)
-    loop = Loop(jax, tmp_path, 1 / 600, main_process_only=False, profile_first_step=10_000, profile_every_n_minutes=1)
+    settings: dict[str, Any] = {"main_process_only": False, "profile_first_step": 10_000, "profile_every_n_minutes": 1}
+    loop = Loop(jax, tmp_path, SECOND / 10, **settings)
     loop.train(1, 20)
     loop.time.advance(2 * MINUTE_NS)  # a checkpoint
     loop.train(21, 60)
@@ -695,24 +642,3 @@ def test_the_trace_says_whose_it_is_and_when_it_began(jax: FakeJax, tmp_path: Pa
         assert (told["rank"], told["run_id"], told["host"], told["pid"]) == (0, "run-7", process.host, process.pid)
         assert told["first_step"] == 11
         assert loop.time.wall_ns - told["wall_ns"] == 10 * loop.step_ns
-
-
-def test_every_step_of_a_trace_is_annotated_for_xprof_unless_a_trainer_does_it(jax: FakeJax, tmp_path: Path) -> None:
-    Loop(jax, tmp_path).train(1, 20)
-    steps = [(phase, args["step_num"]) for phase, name, args in jax.annotations if name == "train"]
-    assert steps == [(phase, step) for step in range(11, 16) for phase in ("begin", "end")]
-    jax.annotations.clear()
-    profiler = JaxProfiler(trainer=SimpleNamespace(log_path=tmp_path, state=SimpleNamespace(params=None)))
-    for step in range(1, 20):
-        profiler.on_training_step({}, 0, step)
-    assert {name for _, name, _ in jax.annotations} == {"tracekit_clock_anchor"}
-
-
-def test_markers_are_annotations_on_their_own_thread(jax: FakeJax) -> None:
-    with Profiler(JaxAnnotations()) as profiler, profiler.marker("outer"), profiler.marker("inner"):
-        thread = threading.Thread(target=profiler.marker("other")(lambda: None))
-        thread.start()
-        thread.join()
-    begun = [("begin", name) for name in ("outer", "inner", "other")]
-    ended = [("end", name) for name in ("other", "inner", "outer")]
-    assert [(phase, name) for phase, name, _ in jax.annotations] == begun + ended

@@ -30,12 +30,19 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
     arguments = SimpleNamespace(world_size=1, train_batch_size=2, gradient_accumulation_steps=1)
     state = SimpleNamespace(global_step=0, stateful_callbacks={}, num_input_tokens_seen=0)
 
-    def tell(event: str, wanted: SimpleNamespace | None = None) -> Any:
+    def tell(event: str, wanted: SimpleNamespace | None = None, metrics: Any = None) -> Any:
         return getattr(callback, f"on_{event}")(
-            arguments, state, wanted or control(), model=model, train_dataloader=loader
+            arguments, state, wanted or control(), model=model, train_dataloader=loader, metrics=metrics
         )
 
+    def evaluate(name: str, *, then_save: bool) -> None:
+        with torch.no_grad():
+            model.eval()(torch.ones(1, 2))
+        model.train()
+        tell("evaluate", control(should_save=then_save), {f"eval{name}_runtime": 1.0})
+
     tell("train_begin")
+    evaluate("", then_save=False)  # ``eval_on_start``
     tell("epoch_begin")
     for batch in loader:
         tell("step_begin")
@@ -43,11 +50,10 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
         tell("pre_optimizer_step")
         tell("optimizer_step")
         state.global_step += 1
-        tell("step_end", control(should_evaluate=state.global_step == 2))
-    with torch.no_grad():
-        model.eval()(torch.ones(1, 2))
-    tell("evaluate", control(should_save=True))
-    tell("save")
+        tell("step_end", control(should_evaluate=True))
+        for name in ("_a", "_b"):
+            evaluate(name, then_save=True)
+        tell("save")
     tell("epoch_end")
     assert (profiler.timestamp.batch, profiler.timestamp.epoch, profiler.timestamp.sample) == (2, 1, 4)
     tell("train_end")
@@ -63,7 +69,7 @@ def test_callback_makes_slices_and_steps_of_the_calls_of_a_trainer() -> None:
         "forward": 2,
         "backward": 2,
         "optimizer": 2,
-        "evaluation": 1,
-        "eval forward": 1,
-        "save": 1,
+        "evaluation": 5,
+        "eval forward": 5,
+        "save": 1,  # after the second round, when the last of the datasets is known
     }

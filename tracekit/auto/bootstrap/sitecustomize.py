@@ -41,6 +41,6 @@ def _import_next() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("TRACEKIT_AUTO", "") not in ("", "0"):
+if os.environ.get("TRACEKIT_AUTO", "").lower() not in ("", "0", "false"):
     _start()
 _import_next()

@@ -66,28 +66,13 @@ class TraceHandler:
         getattr(self, event.value)(state, logger)
 
     def init(self, state: Any, logger: Any) -> None:
-        """The recording starts; what is raised here stops the profiler from starting."""
+        """Do nothing, like all of these methods: override those that you need.
 
-    def fit_start(self, state: Any, logger: Any) -> None:
-        """Training starts, as far as this recording is concerned."""
+        `init` and `fit_start` come as the recording starts, and what they raise stops the profiler from starting; `fit_end` and
+        `close` come as it ends, `close` also after failures.
+        """
 
-    def epoch_start(self, state: Any, logger: Any) -> None:
-        """An epoch begins."""
-
-    def batch_start(self, state: Any, logger: Any) -> None:
-        """A batch begins."""
-
-    def batch_end(self, state: Any, logger: Any) -> None:
-        """A batch has ended; the timestamp already names the next one."""
-
-    def epoch_end(self, state: Any, logger: Any) -> None:
-        """An epoch has ended; the timestamp already names the next one."""
-
-    def fit_end(self, state: Any, logger: Any) -> None:
-        """The recording ends."""
-
-    def close(self, state: Any, logger: Any) -> None:
-        """Finish; called also after failures."""
+    fit_start = epoch_start = batch_start = batch_end = epoch_end = fit_end = close = init
 
     def post_close(self) -> None:
         """The last call, where `close` has not failed."""

@@ -188,6 +188,7 @@ class TracekitCallback(RunCallback):
         self._counts_evaluation = False
         self._steps = 0
         self._waiting = (0, 0)  # samples and tokens of micro-batches since the last step
+        self._accumulates = False  # there are some
 
     # ---- the run --------------------------------------------------------------------------------------------------------
 
@@ -195,7 +196,7 @@ class TracekitCallback(RunCallback):
         """Begin to record."""
         self._end()  # of a run that failed unnoticed, because another callback raised
         self._stage = getattr(stage, "value", stage)  # an enum with another name
-        self._waiting = (0, 0)
+        self._waiting, self._accumulates = (0, 0), False
         if trainer.global_step == 0:  # otherwise the same training goes on
             self._timestamp = self._begins_at
         found = active_profiler() if self._trace is None else None
@@ -262,7 +263,8 @@ class TracekitCallback(RunCallback):
         """Pass to the next batch, if the optimizer has made a step."""
         self._count(trainer, batch)
         before, self._steps = self._steps, trainer.global_step
-        if self._steps != before or not pl_module.automatic_optimization:
+        self._accumulates = self._steps == before and pl_module.automatic_optimization
+        if not self._accumulates:
             self._step()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -310,8 +312,8 @@ class TracekitCallback(RunCallback):
             self.profiler.restart_batch()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave a validation in the middle of training out of the batch around it."""
-        if self._stage == "fit" and self.profiler is not None:
+        """Leave a validation in the middle of training out of the next batch, unless some micro-batches of that are done."""
+        if self._stage == "fit" and self.profiler is not None and not self._accumulates:
             self.profiler.restart_batch()
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:

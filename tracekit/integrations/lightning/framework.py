@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
-from tracekit.integrations.hooks import method_hook, replace
+from tracekit.integrations.hooks import replace, replace_method
 from tracekit.integrations.lightning.actions import OWN_PREFIX
 from tracekit.recording.loaders import recording_loader
 
@@ -123,7 +123,7 @@ class ActionHooks:
         for logger in loggers:
             for name in ("log_metrics", "save"):
                 action_name = f"[Logger]{type(logger).__name__}.{name}"
-                replace(self._undo, logger, name, _profiled(profiler, action_name, getattr(logger, name)))
+                replace_method(self._undo, logger, name, _profiled(profiler, action_name, getattr(logger, name)))
 
     def remove(self, listener: Any) -> None:
         """End the slices of a listener, and report to it no more."""
@@ -182,7 +182,7 @@ def record_workers(undo: ExitStack, trainer: Any, profiler: Profiler) -> None:
                 with recording_loader(found, profiler):
                     return get_iterator()
 
-            replace(undo, found, "_get_iterator", method_hook(start_workers, found, "_get_iterator"))
+            replace_method(undo, found, "_get_iterator", start_workers)
         return found
 
-    replace(undo, strategy, "process_dataloader", method_hook(processed, strategy, "process_dataloader"))
+    replace_method(undo, strategy, "process_dataloader", processed)
