@@ -62,7 +62,7 @@ static PyMethodDef method = {
     "        Args:\n"
     "            name: What its slices are called. Names beyond 50,000 share the marker \"(other names)\"; there is a warning at 10,000.\n"
     "            categories: Categories for filtering; one text or several.\n"
-    "            actions: The schedule's actions during which it records; by default all but SKIP.\n"
+    "            actions: The schedule's actions during which it records, one or several; by default all but SKIP.\n"
     "            record_instant_on_start: Also record an instant at the start of each slice.\n"
     "            record_instant_on_finish: Also record one at its finish.\n"
     "        ",
