@@ -134,7 +134,7 @@ def test_a_file_that_was_replaced_while_it_was_merged_is_refused(inputs: list[st
         return FileStamp(1000, next(stamps), 7)
 
     with (
-        mock.patch("tracekit.merge.rewrite.unit.stamp_of", changing),
+        mock.patch("tracekit.merge.scan.input.stamp_of", changing),
         pytest.raises(MergeError, match=r"rank0\.json: the file changed while it was merged"),
     ):
         merge_traces(tmp_path / "out.json", inputs)

@@ -126,8 +126,10 @@ class UnitTracks:
 
     def first_track(self, rank: int) -> tuple[Any, int, Raw] | None:
         """Return the first track of a rank in the input: the pid in the file, and the new pid and tid."""
-        found = [(raw, new, tid) for (raw, _), (new, tid, _) in self.places.items() if new // self._stride == rank]
-        return min(found, key=lambda track: (track[1], int(bytes(track[2]))), default=None)
+        places = self.places.items()
+        found = [(new, int(bytes(tid)), raw, tid) for (raw, _), (new, tid, _) in places if new // self._stride == rank]
+        new, _, raw, tid = min(found, key=itemgetter(0, 1), default=(0, 0, None, None))
+        return None if tid is None else (raw, new, tid)
 
     def place_of_metadata(self, pid: Any, tid: Any) -> tuple[int, Raw]:
         """Return the pid and tid of metadata of a process that is known."""

@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit import core
-from tracekit.errors import MergeError, TraceFormatError
+from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
@@ -27,7 +27,6 @@ from tracekit.merge.plan.titles import metadata_event, name_events, process_titl
 from tracekit.merge.plan.tracks import UnitTracks
 from tracekit.merge.rewrite.events import EventRewriter, has_lanes
 from tracekit.merge.rewrite.rewriter import FLOWS, Rewriter
-from tracekit.merge.scan.input import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,9 +145,8 @@ class UnitRewriter:
                 result.written["n"] += result.clock_events
             yield
         except (KeyError, ValueError, TraceFormatError) as error:
-            raise _changed(item) from error
-        if item.source.stamp.differs(stamp_of(item.source.path)):
-            raise _changed(item)
+            raise item.source.changed() from error
+        item.source.check_unchanged()
         result.repairs, result.drops, result.bytes_read = reader.repairs, reader.drops, reader.bytes_read
 
     def _begin(self, item: UnitInput, events: EventRewriter) -> bool:
@@ -238,10 +236,6 @@ def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
         events.take_names(metadata)
     if noted := core_rewriter.noted():
         events.note(decode_run(noted))
-
-
-def _changed(item: UnitInput) -> MergeError:
-    return MergeError(f"{item.source.shown}: the file changed while it was merged; merge it again")
 
 
 def _process_table(process: Process) -> bytes:
