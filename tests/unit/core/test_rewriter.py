@@ -231,12 +231,6 @@ def test_rewriter_needs_n_log_n_steps_for_many_lanes() -> None:
     assert [lane_of(event, unit) for event in unit.patched()] == list(range(count))
 
 
-def test_rewriter_shares_a_log_among_inputs() -> None:
-    unit = Unit().add([array([slice_of(10, 30)])]).add([array([slice_of(0, 20)])], 15)
-    assert unit.finish() == (1, 0, 0, 0)
-    assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
-
-
 def reasons(text: bytes, *, final: bool = True) -> list[tuple[int, bytes]]:
     """Return each reason for which it stops, with the remaining text; skip odd events."""
     rewriter: Any = core.merge.Rewriter(b'"none', "/tmp")  # type: ignore[union-attr]
@@ -286,33 +280,6 @@ def test_rewriter_keeps_metadata_for_the_caller() -> None:
     assert [event["name"] for event in unit.odd] == ["tracekit_timestamp"]
     assert [event["ph"] for event in decoded(unit.output)] == ["X", "M"]
     assert unit.rewriter.counts() == {"M": 1, "X": 1}
-
-
-def test_rewriter_keeps_every_id_where_it_is_told_to() -> None:
-    events = [
-        {"ph": "s", "name": "a", "cat": "c", "id": 10**18, **TRACK, "ts": 1, "bind_id": 10**18},
-        {"ph": "b", "name": "a", "cat": "c", "id2": {"local": "5:3"}, **TRACK, "ts": 1, "args": {"correlation": 3}},
-    ]
-    unit = Unit().add([array(events)], 0, *LIMITS, -1)
-    assert decoded(unit.output) == [event | {"pid": 1001, "ts": "0.001"} for event in events]
-
-
-def test_rewriter_writes_its_own_output_as_it_is() -> None:
-    events = [slice_of(number, number + 5) for number in range(20)]
-    first = Unit().add([array(events)])
-    again = Unit()
-    again.pids[b"1001"] = 1001
-    again.add([first.output])
-    assert again.output == first.output
-
-
-def test_rewriter_logs_events_of_the_general_way() -> None:
-    unit = Unit().add([array([slice_of(10, 30)])])
-    text = b'{"ph":"X","name":"b","pid":1001,"tid":7         ,"ts":0.015,"dur":0.030}'
-    unit.rewriter.append(text, 0, ord("X"), 15, 45, text.index(b"7 "))
-    unit.output += unit.rewriter.take()
-    assert unit.finish() == (1, 0, 0, 0)
-    assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
 
 
 @pytest.mark.parametrize("make", [lambda: Unit().rewriter, Rewriter], ids=["core", "plain"])

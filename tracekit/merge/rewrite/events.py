@@ -250,7 +250,7 @@ class EventRewriter:
     def _warp_duration(event: Event, warp: ClockMap) -> None:
         """Set a duration to the time between the two moved ends; an invalid one stays."""
         start, length = time_field(event.ts), time_field(event.dur)
-        if start is not None and length is not None and length > 0:
+        if start is not None and length is not None and length >= 0:
             event.dur = Raw(format_us(length + warp.offset_at(start + length) - warp.offset_at(start)))
 
     def _duration(self, event: Event, start: int) -> int:
