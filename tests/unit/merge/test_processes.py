@@ -268,6 +268,14 @@ def test_an_event_of_a_merged_trace_without_a_usable_place_is_refused(
         merge({"step.json": document})
 
 
+@pytest.mark.parametrize("ranks", [[[1, 0]], [[0, 2**32 - 1]], [[-2, 0]], [[0, None]], 5], ids=str)
+def test_a_merged_trace_with_impossible_ranks_is_refused(merge: Any, ranks: Any) -> None:
+    document, _ = merge({"a.json": rank_trace(event("a"))})
+    document["tracekit"]["merge"]["ranks"] = ranks
+    with pytest.raises(MergeError, match="table of processes is damaged"):
+        merge({"step.json": document})
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize(
     ("damage", "refused"),
