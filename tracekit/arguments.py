@@ -86,7 +86,9 @@ def check_path(name: str, value: object) -> str:
         ConfigError: The value is neither a string nor a path, it holds a NUL, or it is a path made from a URL, which loses a
             slash. The message names the argument.
     """
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    text = value
+    if not isinstance(value, str) and isinstance(value, os.PathLike):
+        text = os.fspath(value)
     if not isinstance(text, str) or "\0" in text:
         raise ConfigError(f"{name} must be a path or URL, not {_short(value)}")
     if text is not value and _URL_IN_PATH.match(text):
