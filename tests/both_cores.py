@@ -14,7 +14,7 @@ from tracekit.formats import byte_stream
 from tracekit.merge import merge_traces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from random import Random
 
@@ -166,14 +166,16 @@ def pure() -> Any:
     return mock.patch.object(core, "merge", None)
 
 
-def merged(paths: list[Path], output: Path, **options: Any) -> tuple[Any, list[str]] | str:
-    """Return the decoded output of a merge, and its report without sizes."""
+def merged(
+    paths: list[Path], output: Path, *, ranks: Sequence[int] | None = None, **options: Any
+) -> tuple[Any, list[str]] | str:
+    """Return the decoded output of a merge, of files of different ranks by default, and its report without sizes."""
     try:
         report = merge_traces(
             str(output),
             [str(path) for path in paths],
             overwrite=True,
-            ranks={path.name: number for number, path in enumerate(paths)},
+            ranks=dict(zip((path.name for path in paths), ranks or range(len(paths)), strict=True)),
             **options,
         )
     except TracekitError as error:

@@ -86,15 +86,15 @@ def check_path(name: str, value: object) -> str:
     """Return a path or URL as a string, resolved by `resolve_path`.
 
     Raises:
-        ConfigError: The value is neither a string nor a path, or it is a path made from a URL, which loses a slash. The message
-            names the argument.
+        ConfigError: The value is neither a string nor a path, it holds a NUL, or it is a path made from a URL, which loses a
+            slash. The message names the argument.
     """
-    if isinstance(value, str):
-        return resolve_path(value)
-    text = os.fspath(value) if isinstance(value, os.PathLike) else None
-    if not isinstance(text, str):
+    text = value
+    if not isinstance(value, str) and isinstance(value, os.PathLike):
+        text = os.fspath(value)
+    if not isinstance(text, str) or "\0" in text:
         raise ConfigError(f"{name} must be a path or URL, not {_short(value)}")
-    if _URL_IN_PATH.match(text):
+    if text is not value and _URL_IN_PATH.match(text):
         raise ConfigError(f"{name}: pathlib makes another thing of a URL ({text}); give it as text")
     return resolve_path(text)
 

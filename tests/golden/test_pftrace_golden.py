@@ -8,8 +8,6 @@ import re
 import tempfile
 from collections import Counter, defaultdict
 from contextlib import suppress
-from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -348,32 +346,6 @@ def test_streams_are_inside_of_the_gpu_inside_of_the_rank(engine: Engine, traces
     assert streams[:4] == [("rank 0 · python3", "GPU 0", row) for row in rows]
     places = {(f"rank {rank} · python3", f"GPU {rank}") for rank in range(4)}
     assert {(process, gpu) for process, gpu, _ in streams} == places
-
-
-def test_descriptions_may_follow_the_events_of_their_tracks(engine: Engine, traces: RealTraces, tmp_path: Path) -> None:
-    """A merge in one pass knows the names of an input only after its events."""
-    merged, moved = tmp_path / "merged.pftrace", tmp_path / "moved.pftrace"
-    merge_traces(str(merged), [str(path) for path in traces.glob("dlrm_8gpu/*")[:2]])
-    data = merged.read_bytes()
-    packets = [data[start:end] for start, end in pairwise([0, *packet_ends(data)])]
-    tracks = [protos.Trace.FromString(packet).packet[0].track_descriptor for packet in packets]
-    late = [0 < track.uuid < 1 << 63 for track in tracks]
-    assert sum(late) > 20
-    moved.write_bytes(b"".join(packet for _, packet in sorted(zip(late, packets, strict=True), key=itemgetter(0))))
-    found = []
-    for path in (merged, moved):
-        with engine.load(path) as loaded:
-            assert loaded.errors() == []
-            names = "select pid, process.name, tid, thread.name from thread join process using (upid) order by pid, tid"
-            found.append((shown(loaded, 0), loaded.rows(names)))
-        merge_traces(str(tmp_path / "again.json"), [str(path)], overwrite=True)
-        events = json.loads((tmp_path / "again.json").read_bytes())["traceEvents"]
-        # Names stay where they are in the file.
-        found[-1] += (
-            [event for event in events if event["ph"] != "M"],
-            sorted(json.dumps(event) for event in events if event["ph"] == "M"),
-        )
-    assert found[0] == found[1]
 
 
 def test_processes_and_threads_have_an_explicit_order(traces: RealTraces, tmp_path: Path) -> None:

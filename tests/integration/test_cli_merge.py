@@ -249,30 +249,6 @@ def test_an_unexpected_fault_is_one_sentence_that_asks_for_a_report(
         main(["merge", str(folder)])
 
 
-def test_an_interrupt_leaves_nothing_behind(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: Any, **__: Any) -> bytes:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tracekit.merge.rewrite.events.encode_event", interrupt)
-    assert main(["merge", "-o", str(tmp_path / "merged.json"), str(folder)]) == 130
-    one_sentence(capsys.readouterr().err)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-
-
-def test_remote_inputs_and_outputs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    memory = pytest.importorskip("fsspec").filesystem("memory")
-    for path in folder.iterdir():
-        memory.pipe_file(f"/merge-test/run/{path.name}", path.read_bytes())
-    try:
-        assert main(["merge", "-o", "memory://merge-test/merged.json", "memory://merge-test/run"]) == 0
-        assert names_in(json.loads(memory.cat_file("/merge-test/merged.json"))) == ["a", "b"]
-    finally:
-        memory.rm("/merge-test", recursive=True)
-    assert "merged 2 files of 2 ranks" in capsys.readouterr().out
-
-
 def run_module(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tracekit", *arguments]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=240, check=False, **options)

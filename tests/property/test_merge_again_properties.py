@@ -91,6 +91,12 @@ def names(merged: dict[str, Any]) -> Counter[tuple[Any, ...]]:
     )
 
 
+def pids(merged: dict[str, Any]) -> dict[tuple[Any, ...], int]:
+    """Return the numbers of the processes that are known before their events: not those of GPUs and profilers."""
+    known = {event["pid"] for event in merged["traceEvents"] if event.get("args", {}).get("identity")}
+    return {process: pid for pid, process in process_of_pid(merged).items() if pid in known}
+
+
 def without_tids(process: dict[str, Any]) -> dict[str, Any]:
     return {**process, "threads": sorted(([str(key), lane] for _, key, lane in process["threads"]))}
 
@@ -174,6 +180,7 @@ def test_merging_in_steps_shows_what_merging_at_once_shows(traces: list[Trace], 
     assert in_any_order(inputs(steps)) == in_any_order(inputs(once))
     assert losses(steps) == losses(once)
     assert names(steps) == names(once)
+    assert pids(steps) == pids(once)
 
 
 @LIMITS

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.merged_tables import rank_of_pid
-from tracekit.errors import TraceFormatError, TracekitError
+from tracekit.errors import TracekitError
 from tracekit.formats.decimal_time import format_us, parse_us
 from tracekit.merge import merge_traces
 
@@ -204,22 +204,3 @@ def test_a_cut_or_damaged_input_gives_a_merge_or_one_clear_error(traces: list[Tr
                 )
                 assert len(load(folder / "merged.json")["traceEvents"]) == sum(report.events_out.values())
             assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
-
-
-def test_every_prefix_of_an_input_gives_a_merge_or_one_clear_error(tmp_path: Path) -> None:
-    own = {"rank": 3, "pid": 5, "baseTimeNanoseconds": BASE_NS}
-    lines = [{"ph": "M", "name": "tracekit_metadata", "pid": 5, "args": own}]
-    lines += [{"ph": "X", "name": "a", "pid": 5, "tid": 5, "ts": ts, "dur": 1, "args": {"x": [ts]}} for ts in range(2)]
-    data = ("[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n").encode()
-    path, output = tmp_path / "rank3.json", tmp_path / "merged.json"
-    merged = 0
-    for length in range(len(data)):
-        path.write_bytes(data[:length])
-        try:
-            report = merge_traces(str(output), [str(path)], overwrite=True)
-        except TraceFormatError as error:
-            assert str(path) in str(error)  # noqa: PT017 - the loop needs the other branch as well
-            continue
-        assert len(load(output)["traceEvents"]) == sum(report.events_out.values())
-        merged += 1
-    assert merged >= len(data) - data.index(b"\n", 3)

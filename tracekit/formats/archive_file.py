@@ -1,7 +1,7 @@
 """Write tar and zip archives in the forms that Perfetto reads, and tell damage from a failing storage.
 
-Perfetto reads zip without zip64 and only with ASCII names (``zip_reader.cc``), and tar in the ustar form
-(``tar_trace_reader.cc``). The same members give the same bytes.
+Perfetto reads zip without zip64 and only with ASCII names (``zip_reader.cc``), and tar as ustar (``tar_trace_reader.cc``).
+The same members give the same bytes.
 """
 
 from __future__ import annotations

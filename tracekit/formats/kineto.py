@@ -24,6 +24,7 @@ GPU_SHADOWS: Final = ("gpu_user_annotation", "cuda_sync", "cuda_event", "hardwar
 RUNTIME_CALLS: Final = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime")
 # Categories (as JSON text) of events that happen on a device, not on a thread of the process.
 GPU_CATEGORIES: Final = frozenset(f'"{name}"'.encode() for name in (*GPU_ACTIVITIES, *GPU_SHADOWS))
+_MAX_GPUS: Final = 64
 _KINETO_KEYS: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName", "trace_id"})
 
 # Names in use: rank-3.json.gz (Megatron), rank3_trace.json (torchtitan), prof_rank-3.json.gz (verl), trace-rank-3.json
@@ -88,3 +89,8 @@ def gpu_of_label(label: str) -> int | None:
     """Return the device number of a ``process_labels`` text such as "GPU 3", or None."""
     match = _GPU_LABEL.fullmatch(label)
     return int(match[1]) if match else None
+
+
+def gpu_of_process(pid: int, label: str, category: bytes) -> int | None:
+    """Return the device number of a process of a torch trace, by its label, else by the category of an event as JSON."""
+    return pid if not label and 0 <= pid < _MAX_GPUS and category in GPU_CATEGORIES else gpu_of_label(label)

@@ -35,6 +35,7 @@ MAX_KEYS: Final = 64  # maximum number of such values
 DISTRIBUTED_KEY: Final = "distributedInfo"
 DEVICES_KEY: Final = "deviceProperties"
 _MAX_LEVELS: Final = 400
+_MAX_RANKS: Final = 1_000_000
 # Keys that the merged trace has in another form.
 _MERGED_KEYS: Final = frozenset(
     {"traceEvents", DEVICES_KEY, "displayTimeUnit", "schemaVersion", "tracekit", STACK_FRAMES}
@@ -88,9 +89,14 @@ def merged_ranks(header: Mapping[str, Any]) -> Mapping[Any, int] | None:
         ranks = [
             (row[0], row[1])
             for row in rows
-            if isinstance(row, list) and len(row) == 2 and all(type(end) is int and 0 <= end < 2**32 for end in row)
+            if isinstance(row, list)
+            and len(row) == 2
+            and all(type(end) is int for end in row)
+            and 0 <= row[0] <= row[1]
         ]
-        return RankOfPid(stride, ranks)
+        # Readers take each rank into account: a damaged row must not make that endless.
+        is_usable = sum(last + 1 - first for first, last in ranks) <= _MAX_RANKS
+        return RankOfPid(stride, ranks) if is_usable else {}
     table = own.get("processes")
     return {
         entry["pid"]: entry["rank"]

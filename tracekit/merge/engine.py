@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from tracekit.arguments import check_path, check_paths
+from tracekit.arguments import check_path, check_paths, check_whole
 from tracekit.errors import ConfigError, MergeError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.merged_head import merge_decisions
@@ -42,6 +42,7 @@ ARCHIVES: Final = (".tar", ".zip")
 """The suffixes of archives."""
 
 _FORMATS: Final = (".json", ".pftrace")
+_MAX_SNAP_NS: Final = 2**62
 
 
 def merge_traces(
@@ -110,16 +111,20 @@ def merge_traces(
     """
     output = check_path("output", output)
     is_json = output.removesuffix(".gz").endswith(".json")
-    _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_overlaps_ns > 0)
+    snap_ns = min(check_whole("snap_overlaps_ns", snap_overlaps_ns, 0), _MAX_SNAP_NS)
+    _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_ns > 0)
     files = find_inputs(output, check_paths("inputs", inputs))
     if not overwrite:
         refuse_existing(output)  # before the inputs are read, which may take long; atomic_write checks it again
-    edits = group_by is not None or args != "all" or snap_overlaps_ns > 0
+    edits = group_by is not None or args != "all" or snap_ns > 0
     told = MergeProgress(progress, [path for path, _ in files])
     with merge_executor(output, executor) as workers:
         items, omissions = gather(
             files,
-            {check_path("ranks", path): rank for path, rank in (ranks or {}).items()},
+            {
+                check_path("ranks", path): check_whole(f"the rank of {path}", rank, 0)
+                for path, rank in (ranks or {}).items()
+            },
             told.read,
             workers.prober,
             select,
@@ -129,7 +134,7 @@ def merge_traces(
         order = order_ranks(items, group_by)
         placed = place(items, align=align, offsets_ns=offsets_ns, read_all=collective_flows)
         causality, sets = _check_collectives(placed, align, collective_flows=collective_flows)
-        plan = _plan(items, placed, order, select, sets, ARGS.index(args), snap_overlaps_ns)
+        plan = _plan(items, placed, order, select, sets, ARGS.index(args), snap_ns)
         counts = EventCounts(items)
         told.begin_writing(items)
         with atomic_write(output, overwrite=overwrite, folder=workers.folder) as file:

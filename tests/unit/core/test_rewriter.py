@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import both_cores
+from tests.both_cores import assert_same, merged, pure, small_pieces
 from tracekit import core
 from tracekit.formats.decimal_time import format_us
+from tracekit.merge import engine
 from tracekit.merge.align.domains import ClockMap
+from tracekit.merge.align.placement import Placement, place
 from tracekit.merge.rewrite.rewriter import Rewriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 if core.merge is None:
     pytest.skip("the compiled core is not built here", allow_module_level=True)
 
 MORE, ODD, NEW, AT_END = range(4)
-OFFSET = 10**10
 LANES_FROM = 3 * 2**30
 LIMITS = -(2**62), 2**61
 
@@ -32,7 +39,7 @@ class Unit:
     """Drives a rewriter as the merge does, with one log for each track and new ids in the order of appearance.
 
     Args:
-        odd: Accept events that need the general way, and leave them out.
+        odd: True to accept events that need the general way, and leave them out.
     """
 
     def __init__(self, *, odd: bool = False, snap_ns: int = 0, log_bytes: int = 32 << 20, folder: str = "/tmp") -> None:
@@ -100,20 +107,15 @@ def decoded(text: bytes) -> list[Any]:
     return found[:-1]
 
 
-def pieces_of(text: bytes, size: int) -> list[bytes]:
-    return [text[at : at + size] for at in range(0, len(text), size)]
-
-
-def written(event: dict[str, Any], layout: int = 0) -> str:
+def written(event: dict[str, Any]) -> str:
     """An event as JSON; ``ts`` and ``dur`` are ns."""
     event = dict(event)
     times = {key: format_us(event[key]).decode() for key in ("ts", "dur") if key in event}
-    fields = [f'"{key}"{": " if layout else ":"}{times.get(key) or json.dumps(value)}' for key, value in event.items()]
-    return "{" + (",\n    " if layout == 2 else ", " if layout else ",").join(fields) + "}"
+    return "{" + ",".join(f'"{key}":{times.get(key) or json.dumps(value)}' for key, value in event.items()) + "}"
 
 
-def array(events: list[Any], layout: int = 0) -> bytes:
-    return ((",\n  " if layout else ",").join(written(event, layout) for event in events) + "\n]").encode()
+def array(events: list[Any]) -> bytes:
+    return (",".join(map(written, events)) + "\n]").encode()
 
 
 TRACK = {"pid": 5, "tid": 7}
@@ -123,124 +125,31 @@ def slice_of(start: int, end: int, **more: Any) -> dict[str, Any]:
     return {"ph": "X", "name": "a", **TRACK, "ts": start, "dur": end - start, **more}
 
 
-ARGS = st.sampled_from(
-    [
-        {},
-        {"External id": 4, "correlation": 12},
-        {"external id": 0, "My external id": 5, "nested": {"correlation": 7}},
-        {"pid": 50, "tid": 7, "ts": 5.125},
-        {"correlation": 12345678901, "text": 'a "correlation": 5'},
-    ]
-)
-EVENTS = st.fixed_dictionaries(
-    {
-        "ph": st.sampled_from("XXXXXsftiIRCBEben"),
-        "cat": st.sampled_from(["cpu_op", ""]),
-        "name": st.sampled_from(["aten::add", "π", 'a "pid": 3', "", "a\\b", "nccl:all"]),
-        "pid": st.sampled_from([5, 5, 0, "Spans"]),
-        "tid": st.sampled_from([7, 7, 8, -1, "stream 7", 0]),
-        "ts": st.integers(0, 99_999),
-        "dur": st.integers(0, 9_999),
-        "id": st.sampled_from([1, 4_999_999_999, 0]),
-        "s": st.sampled_from("ptg"),
-        "bp": st.just("e"),
-        "args": ARGS,
-    },
-    optional={"bind_id": st.integers(0, 9), "cname": st.just("good"), "tts": st.just(4)},
-)
-
-
-@st.composite
-def usual_events(draw: st.DrawFn) -> dict[str, Any]:
-    """An event that the core writes, its keys in any order."""
-    event: dict[str, Any] = draw(EVENTS)
-    if event["ph"] == "C":
-        event["args"] = {"bytes": 5, "peak": -1.5e3}
-    if event["ph"] not in "stfben" and draw(st.booleans()):
-        del event["id"]
-    elif event["ph"] in "ben":
-        event["id"] = draw(st.sampled_from([3, 10**15, "0x1f", "a b\n"]))
-    if event["ph"] != "X" and draw(st.booleans()):
-        del event["dur"]
-    for key in draw(st.sets(st.sampled_from(["args", "s", "bp"]))):
-        if event["ph"] != "C":
-            event.pop(key, None)
-    keys = draw(st.permutations(list(event))) if draw(st.booleans()) else list(event)
-    return {key: event[key] for key in keys}
-
-
-def moved_ids(value: Any, offset: int) -> Any:
-    """Return arguments with other ids, at any depth."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: item + offset
-        if key in ("correlation", "External id", "external id") and type(item) is int and item < 10**10
-        else moved_ids(item, offset)
-        for key, item in value.items()
-    }
-
-
-def expected(event: dict[str, Any], unit: Unit, shift_ns: int, offset: int, mode: int, clock: ClockMap | None) -> Any:
-    found: dict[str, Any] = dict(event)
-    phase = found["ph"]
-    pid, tid = json.dumps(found["pid"]).encode(), json.dumps(found["tid"]).encode()
-    found["pid"] = unit.pids[pid]
-    found["tid"] = found["tid"] if type(found["tid"]) is int and found["tid"] > 0 else LANES_FROM + unit.logs[pid, tid]
-    warp = clock.offset_at(found["ts"]) if clock else 0
-    if clock and found.get("dur"):
-        found["dur"] += clock.offset_at(found["ts"] + found["dur"]) - warp
-    found["ts"] += shift_ns + warp
-    for key in ("ts", "dur"):
-        if key in found:
-            found[key] = format_us(found[key]).decode()
-    if phase in "stf":
-        found["id"] += offset
-    if phase in "ben":
-        found["id2"] = {"local": f"{offset}:{found.pop('id')}"}
-    if phase in "iIR" and found.get("s") == "g":
-        found["s"] = "p"
-    if "bind_id" in found:
-        found["bind_id"] += offset
-    if "args" in found and phase != "C":
-        args = found.pop("args")
-        if mode == 1:
-            args = {key: value for key, value in args.items() if key in ("correlation", "External id", "external id")}
-        if mode == 0 or (mode == 1 and args):
-            found["args"] = json.loads(json.dumps(moved_ids(args, offset)), parse_float=str)
-    elif "args" in found:
-        found["args"] = json.loads(json.dumps(found["args"]), parse_float=str)
-    return found
-
-
-CLOCKS = st.sampled_from([None, None, ClockMap(((0, 50), (30_000, 2_040), (60_000, -3)))])
+CLOCK = ClockMap(((0, 50), (30_000, 2_040), (60_000, -3)))
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.lists(usual_events(), max_size=25),
-    st.integers(0, 2),
-    st.sampled_from([0, 1_000, 123_456_789, 10**15 + 7]),
-    st.sampled_from([0, OFFSET]),
-    st.integers(0, 2),
-    CLOCKS,
-    st.sampled_from([7, 97, 10**6]),
-)
-def test_rewriter_makes_of_usual_events_what_python_does(
-    events: list[dict[str, Any]], layout: int, shift_ns: int, offset: int, mode: int, clock: ClockMap | None, size: int
-) -> None:
-    if mode:
-        # Arguments before the phase, or at the start of an event, take the general way.
-        events = [{key: event[key] for key in sorted(event, key="args".__eq__)} for event in events]
-    unit = Unit().add(
-        pieces_of(array(events, layout), size),
-        *(shift_ns, *LIMITS, offset, True, mode, b"%d:" % offset, clock.knots if clock else ()),
-    )
-    assert decoded(unit.output) == [expected(event, unit, shift_ns, offset, mode, clock) for event in events]
-    phases = [event["ph"] for event in events]
-    assert unit.rewriter.counts() == {phase: phases.count(phase) for phase in phases}
-    noted = json.loads(b"[%b]" % unit.rewriter.noted())
-    assert [event["name"] for event in noted] == [event["name"] for event in events if event["name"].startswith("nccl")]
+@given(st.integers(0, 2**64), st.sampled_from([300, 5_000]), st.booleans())
+def test_rewriter_makes_of_files_of_one_rank_what_python_does(seed: int, piece_bytes: int, drifts: bool) -> None:
+    """`tests.property.test_core_properties` merges files of several ranks, without a drift."""
+
+    def place_with_drift(items: Any, **options: Any) -> Placement:
+        placed = place(items, **options)
+        return replace(placed, warps=[CLOCK if drifts else None for _ in items])
+
+    source = random.Random(seed)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        small_pieces(piece_bytes),
+        mock.patch.object(engine, "place", place_with_drift),
+    ):
+        paths = [Path(name) / f"{number}.json" for number in range(2)]
+        for path in paths:
+            path.write_bytes(both_cores.trace(source))
+        output, args = Path(name) / "merged.json", source.choice(["all", "ids", "none"])
+        found = merged(paths, output, ranks=[1, 1], args=args)
+        with pure():
+            assert_same(found, merged(paths, output, ranks=[1, 1], args=args))
 
 
 def in_python(events: list[dict[str, Any]], snap_ns: int) -> tuple[list[Any], tuple[int, ...]]:
@@ -322,12 +231,6 @@ def test_rewriter_needs_n_log_n_steps_for_many_lanes() -> None:
     assert [lane_of(event, unit) for event in unit.patched()] == list(range(count))
 
 
-def test_rewriter_shares_a_log_among_inputs() -> None:
-    unit = Unit().add([array([slice_of(10, 30)])]).add([array([slice_of(0, 20)])], 15)
-    assert unit.finish() == (1, 0, 0, 0)
-    assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
-
-
 def reasons(text: bytes, *, final: bool = True) -> list[tuple[int, bytes]]:
     """Return each reason for which it stops, with the remaining text; skip odd events."""
     rewriter: Any = core.merge.Rewriter(b'"none', "/tmp")  # type: ignore[union-attr]
@@ -367,45 +270,6 @@ def test_rewriter_asks_for_more_in_an_event_and_gives_it_up_at_the_end() -> None
         assert reasons(text[:size])[0] == (ODD, text[:size])
 
 
-ODD_EVENTS = [
-    {"dur": "5"},
-    {"ts": 1e300},
-    {"name": 5},
-    {"cat": None},
-    {"args": 3},
-    {"sf": 3},
-    {"bp": "x"},
-    {"s": "x"},
-    {"bind_id": "0x5"},
-    {"bind_id": 5 * 10**9},
-    {"tid": None},
-    {"ph": "M", "name": "tracekit_metadata"},
-    {"ph": "s", "id": "5", "cat": "c"},
-    {"ph": "f", "id": 1},
-    {"ph": "C", "args": {"a": "5"}},
-    {"ph": "b", "id": 1.5},
-    {"ph": "n", "id": 1, "id2": {"local": "5"}},
-    {"ph": "e", "id2": {"global": "5"}},
-    {"ph": "Z"},
-    {"name": "x" * (4 << 20)},
-    {"name": "ends with a \\"},
-    {"name": "\U0001f600"},
-    {"args": {"ends with a \\": "and \\"}},
-]
-
-
-@pytest.mark.parametrize("odd", ODD_EVENTS, ids=str)
-def test_rewriter_gives_back_an_event_whatever_comes_behind_it(odd: dict[str, Any]) -> None:
-    event = {"ph": "X", "name": "a", **TRACK, "ts": 1, "dur": 1} | odd
-    if event["ph"] != "X" and "dur" not in odd:
-        del event["dur"]
-    text = json.dumps(event).encode()
-    for rest in (b"]", b",", b"", b"," + text):
-        unit = Unit(odd=True).add([text + rest])
-        assert unit.odd == [event] * (1 + (rest == b"," + text))
-        assert unit.output == b""
-
-
 def test_rewriter_keeps_metadata_for_the_caller() -> None:
     named = [{"ph": "M", "name": name, "pid": 5, "args": {"name": "n"}} for name in ("process_name", "thread_name")]
     stamp = {"ph": "M", "name": "tracekit_timestamp", **TRACK, "ts": 5, "args": {"batch": 1}}
@@ -416,33 +280,6 @@ def test_rewriter_keeps_metadata_for_the_caller() -> None:
     assert [event["name"] for event in unit.odd] == ["tracekit_timestamp"]
     assert [event["ph"] for event in decoded(unit.output)] == ["X", "M"]
     assert unit.rewriter.counts() == {"M": 1, "X": 1}
-
-
-def test_rewriter_keeps_every_id_where_it_is_told_to() -> None:
-    events = [
-        {"ph": "s", "name": "a", "cat": "c", "id": 10**18, **TRACK, "ts": 1, "bind_id": 10**18},
-        {"ph": "b", "name": "a", "cat": "c", "id2": {"local": "5:3"}, **TRACK, "ts": 1, "args": {"correlation": 3}},
-    ]
-    unit = Unit().add([array(events)], 0, *LIMITS, -1)
-    assert decoded(unit.output) == [event | {"pid": 1001, "ts": "0.001"} for event in events]
-
-
-def test_rewriter_writes_its_own_output_as_it_is() -> None:
-    events = [slice_of(number, number + 5) for number in range(20)]
-    first = Unit().add([array(events)])
-    again = Unit()
-    again.pids[b"1001"] = 1001
-    again.add([first.output])
-    assert again.output == first.output
-
-
-def test_rewriter_logs_events_of_the_general_way() -> None:
-    unit = Unit().add([array([slice_of(10, 30)])])
-    text = b'{"ph":"X","name":"b","pid":1001,"tid":7         ,"ts":0.015,"dur":0.030}'
-    unit.rewriter.append(text, 0, ord("X"), 15, 45, text.index(b"7 "))
-    unit.output += unit.rewriter.take()
-    assert unit.finish() == (1, 0, 0, 0)
-    assert [lane_of(event, unit) for event in unit.patched()] == [0, 1]
 
 
 @pytest.mark.parametrize("make", [lambda: Unit().rewriter, Rewriter], ids=["core", "plain"])

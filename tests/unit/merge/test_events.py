@@ -123,6 +123,11 @@ def test_merge_shortens_small_overlaps_of_gpu_streams_where_that_is_asked_for(
     ("name", "options", "says"),
     [
         ("merged.json", {"args": "some"}, "one of all, ids, none"),
+        *(("merged.json", {"snap_overlaps_ns": value}, "snap_overlaps_ns must be a whole") for value in (-1, 1.5, "5")),
+        *(
+            ("merged.json", {"ranks": {"rank0.json": rank}}, "the rank of rank0.json must be")
+            for rank in (-1, True, "1")
+        ),
         ("merged.zip", {"snap_overlaps_ns": 5}, "as they are"),
     ],
 )

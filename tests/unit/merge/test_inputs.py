@@ -356,9 +356,13 @@ def test_events_larger_than_a_piece_are_merged(tmp_path: Path, output: str) -> N
     assert (report.events_out["X"], report.complete) == (3, True)
 
 
-@pytest.mark.parametrize("name", ["merged.pb", "merged.perfetto"])
-def test_another_ending_is_refused_with_the_endings_there_are(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"must end with.*\.pftrace or \.pftrace\.gz"):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("merged.pb", r"must end with.*\.pftrace or \.pftrace\.gz"), ("nul\0.json", "output must be a path or URL")],
+    ids=["another ending", "no path"],
+)
+def test_an_output_that_cannot_be_one_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
         merge_traces(str(tmp_path / name), [str(tmp_path)])
 
 

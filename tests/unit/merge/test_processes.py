@@ -179,11 +179,17 @@ def places(merged: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def test_a_pid_that_was_used_again_stays_two_processes(steps: Any) -> None:
-    first = {"a.json": rank_trace(event("a", pid=1), pid=1, attempt=0, start_ticks=5)}
+@pytest.mark.parametrize("is_first", [True, False], ids=["first attempt first", "second attempt first"])
+def test_a_pid_that_was_used_again_is_two_processes_with_numbers_in_the_order_of_time(
+    steps: Any, is_first: bool
+) -> None:
+    gpu = torch_trace(event("kernel", 7, pid=3, tid=7, cat="kernel"), distributedInfo={"rank": 0})
+    first = {"a.json": rank_trace(event("a", pid=1), pid=1, attempt=0, start_ticks=5), "gpu.json": gpu}
     then = {"b.json": rank_trace(event("b", 900, pid=1), pid=1, attempt=1, start_ticks=9)}
-    result, _ = steps(first, then)
-    assert len({found["pid"] for found in timed(result).values()}) == 2
+    result, whole = steps(first, then) if is_first else steps(then, first)
+    assert places(result) == places(whole)
+    assert {name: found["pid"] for name, found in timed(result).items()} == {"a": 1, "b": 2, "kernel": 3}
+    assert processes(result)[-1]["identity"] is None  # a GPU has no pid of the system
 
 
 def test_a_file_of_a_process_that_is_merged_already_joins_it(steps: Any) -> None:
@@ -251,6 +257,25 @@ def test_a_merged_trace_from_before_is_merged_by_its_pids(merge: Any) -> None:
     assert {found["pid"] for found in timed(merged).values()} == {1}
 
 
+@pytest.mark.parametrize("place", [{"pid": 0}, {"pid": -5}, {"pid": 2**40}, {"tid": "main"}, {"tid": 2**32}], ids=str)
+@pytest.mark.parametrize("phase", ["X", "M"])
+def test_an_event_of_a_merged_trace_without_a_usable_place_is_refused(
+    merge: Any, place: dict[str, Any], phase: str
+) -> None:
+    document, _ = merge({"a.json": rank_trace(event("a"))})
+    next(found for found in document["traceEvents"] if found["ph"] == phase).update(place)
+    with pytest.raises(MergeError, match="no process or thread: it was changed"):
+        merge({"step.json": document})
+
+
+@pytest.mark.parametrize("ranks", [[[1, 0]], [[0, 2**32 - 1]], [[-2, 0]], [[0, None]], 5], ids=str)
+def test_a_merged_trace_with_impossible_ranks_is_refused(merge: Any, ranks: Any) -> None:
+    document, _ = merge({"a.json": rank_trace(event("a"))})
+    document["tracekit"]["merge"]["ranks"] = ranks
+    with pytest.raises(MergeError, match="table of processes is damaged"):
+        merge({"step.json": document})
+
+
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize(
     ("damage", "refused"),
@@ -260,6 +285,8 @@ def test_a_merged_trace_from_before_is_merged_by_its_pids(merge: Any) -> None:
         ({"threads": [[1]]}, True),
         ({"threads": 5}, True),
         ({"threads": [["x", 1, 0]]}, True),
+        ({"threads": [[2**32, 1, 0]]}, True),
+        ({"threads": [[5, 1, -1]]}, True),
         ({"key": [9, 1]}, True),
         ({"key": []}, True),
         ({"pid": None}, True),

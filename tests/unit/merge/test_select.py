@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.merge_inputs import names as names_in
 from tracekit.errors import ConfigError, MergeError
 from tracekit.merge import Selection, merge_traces
 from tracekit.merge.execute import executor
+from tracekit.merge.selection.steps import spans_of_steps
 from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
@@ -98,7 +100,11 @@ def test_a_wrong_text_of_an_option_is_refused_by_the_name_of_the_option(name: st
         {"steps": (3, 2)},
         {"steps": (-1, 2)},
         {"time_window": (float("nan"), None)},
+        {"steps": (1.5, 2)},
+        {"steps": (1,)},
+        {"time_window": ("a", 1)},
         {"min_duration_ns": -1},
+        {"min_duration_ns": 1.5},
         {"names": []},
         {"names": "a"},
     ],
@@ -247,6 +253,22 @@ def test_steps_go_by_the_training_time_and_its_companions_with_them(merge: Any, 
         select(files, steps=(5, 6))
     with pytest.raises(MergeError, match="they tell of no training steps at all"):
         select(rank_trace(event("a")), steps=(0, None))
+
+
+def test_steps_that_are_recorded_while_the_trace_is_merged_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grow_first(*args: Any) -> Any:
+        with path.open("a") as file:
+            file.write(json.dumps(training_time(1, 100)) + ",\n")
+        return spans_of_steps(*args)
+
+    path = tmp_path / "live.json"
+    lines = rank_trace(training_time(0, 0), event("batch 0", 10, 80))
+    path.write_text("[\n" + "".join(json.dumps(line) + ",\n" for line in lines))
+    monkeypatch.setattr("tracekit.merge.selection.event_filter.spans_of_steps", grow_first)
+    with pytest.raises(MergeError, match="they tell of steps 0 to 0"):
+        merge_traces(tmp_path / "merged.json", path, select=Selection(steps=(1, 2)))
 
 
 def test_a_step_that_was_tried_again_is_taken_from_both_attempts(select: Any) -> None:

@@ -35,18 +35,13 @@ def process(key: tuple[int, int | str] = (CPU, 100), **more: Any) -> Process:
     return Process(more.pop("rank", 2), key, **more)
 
 
-def title_of(
-    key: tuple[int, int | str], thread: int | str, tid: int, name: str | None, work: int = 0, lane: int = 0
-) -> str | None:
-    return thread_title(process(key), Thread(tid, thread, name, lane=lane, work=work))
-
-
 def order_of(key: tuple[int, int | str], thread: int | str, declared: int | None) -> int:
     return thread_sort_index(process(key), Thread(5, thread, sort_index=declared))
 
 
 STREAMS = (GPU, 3)
 HOST = (CPU, 100)
+LANE = 3 * 2**30
 COPY_IN, COPY_OUT = (work_of(b'"gpu_memcpy"', b'"Memcpy %b (a -> b)"' % way) for way in (b"HtoD", b"DtoH"))
 
 
@@ -86,77 +81,49 @@ def test_an_event_says_what_its_row_does(category: str, name: str, role: str) ->
     assert role_text(work_of(f'"{category}"'.encode(), f'"{name}"'.encode())) == role
 
 
-@pytest.mark.parametrize(
-    ("work", "role"),
-    [
-        (0, ""),
-        (COMPUTE | COPY_IN | MEMSET | SYNC, "compute"),
-        (COMPUTE | NCCL, "compute, nccl"),
-        (COPY_IN | COPY_OUT | SYNC, "memcpy h2d, d2h"),
-        (MEMSET | SYNC, "memset, sync"),
-    ],
-)
-def test_kernels_give_the_role_before_copies(work: int, role: str) -> None:
-    title = f"rank 2 · GPU 3 · stream 7 ({role})" if role else "rank 2 · GPU 3 · stream 7"
-    assert title_of(STREAMS, 7, 7, "stream 7 ", work) == title
-    # As an earlier merge has named it, with and without events.
-    assert title_of(STREAMS, 7, 7, title, work) == title
-    assert title_of(STREAMS, 7, 7, title, 0) == title
+STREAM = "rank 2 · GPU 3 · stream 7"
+ROLES = {
+    0: "",
+    COMPUTE | COPY_IN | MEMSET | SYNC: " (compute)",
+    COMPUTE | NCCL: " (compute, nccl)",
+    COPY_IN | COPY_OUT | SYNC: " (memcpy h2d, d2h)",
+    MEMSET | SYNC: " (memset, sync)",
+}
 
 
 @pytest.mark.parametrize(
-    ("thread", "name", "title"),
+    ("key", "thread", "tid", "name", "work", "lane", "title"),
     [
-        (7, None, "stream 7 (compute)"),
-        (-1, None, "device (compute)"),
-        (-1, "Device 0", "Device 0 (compute)"),
-        ("stream 9", None, "stream 9 (compute)"),
+        *((STREAMS, 7, 7, "stream 7 ", work, 0, STREAM + role) for work, role in ROLES.items()),
+        # As an earlier merge has named it, with and without events.
+        *((STREAMS, 7, 7, STREAM + role, work, 0, STREAM + role) for work, role in ROLES.items()),
+        *((STREAMS, 7, 7, STREAM + role, 0, 0, STREAM + role) for role in ROLES.values()),
+        (STREAMS, 7, 5, None, COMPUTE, 0, f"{STREAM} (compute)"),
+        (STREAMS, -1, 5, None, COMPUTE, 0, "rank 2 · GPU 3 · device (compute)"),
+        (STREAMS, -1, 5, "Device 0", COMPUTE, 0, "rank 2 · GPU 3 · Device 0 (compute)"),
+        (STREAMS, "stream 9", 5, None, COMPUTE, 0, "rank 2 · GPU 3 · stream 9 (compute)"),
         # A row of kernels says so, whatever else runs there.
-        (7, "stream 7 (sync)", "stream 7 (compute)"),
-        (0, "thread 0 (python3)", "thread 0 (python3) (compute)"),
+        (STREAMS, 7, 5, "stream 7 (sync)", COMPUTE, 0, f"{STREAM} (compute)"),
+        (STREAMS, 0, 5, "thread 0 (python3)", COMPUTE, 0, "rank 2 · GPU 3 · thread 0 (python3) (compute)"),
+        (STREAMS, 1_000_007, 1_000_007, "stream 7 (sync)", SYNC, 0, f"{STREAM} (sync)"),
+        (HOST, 100, 100, " MainThread ", 0, 0, "MainThread"),
+        (HOST, 100, 100, None, 0, 0, None),
+        (HOST, 0, 3001, None, 0, 0, None),
+        (HOST, -5, LANE, None, 0, 0, "thread -5"),
+        (HOST, "loader", LANE, None, 0, 0, "loader"),
+        (HOST, 7, 7, "mine (compute)", 0, 0, "mine (compute)"),
+        ((DEVICE, "XLA /device:GPU:0"), 0, 5, None, 0, 0, "thread 0"),
+        (STREAMS, 7, LANE, "stream 7 ", 0, 1, f"{STREAM} (overlap)"),
+        (STREAMS, 7, LANE, f"{STREAM} (compute)", 0, 2, f"{STREAM} (overlap 2)"),
+        (HOST, 100, LANE, "thread 100 (python3)", 0, 1, "thread 100 (python3) (overlap)"),
+        (HOST, 100, LANE, "mine (compute)", 0, 1, "mine (compute) (overlap)"),
+        (HOST, 100, LANE, None, 0, 1, "thread 100 (overlap)"),
     ],
 )
-def test_a_row_of_a_gpu_without_a_name_gets_one(thread: int | str, name: str | None, title: str) -> None:
-    assert title_of(STREAMS, thread, 5, name, COMPUTE) == f"rank 2 · GPU 3 · {title}"
-
-
-def test_a_row_of_synchronisations_keeps_the_name_that_kineto_gives() -> None:
-    title = "rank 2 · GPU 3 · stream 7 (sync)"
-    assert title_of(STREAMS, 1_000_007, 1_000_007, "stream 7 (sync)", SYNC) == title
-
-
-@pytest.mark.parametrize(
-    ("key", "thread", "tid", "name", "title"),
-    [
-        (HOST, 100, 100, " MainThread ", "MainThread"),
-        (HOST, 100, 100, None, None),
-        (HOST, 0, 3001, None, None),
-        (HOST, -5, 3 * 2**30, None, "thread -5"),
-        (HOST, "loader", 3 * 2**30, None, "loader"),
-        (HOST, 7, 7, "mine (compute)", "mine (compute)"),
-        ((DEVICE, "XLA /device:GPU:0"), 0, 5, None, "thread 0"),
-    ],
-)
-def test_other_threads_keep_their_names(
-    key: tuple[int, int | str], thread: int | str, tid: int, name: str | None, title: str | None
+def test_a_thread_is_named_by_its_input_with_the_role_of_a_gpu_row_and_the_lane(
+    key: tuple[int, int | str], thread: int | str, tid: int, name: str | None, work: int, lane: int, title: str | None
 ) -> None:
-    assert title_of(key, thread, tid, name) == title
-
-
-@pytest.mark.parametrize(
-    ("key", "thread", "name", "lane", "title"),
-    [
-        (STREAMS, 7, "stream 7 ", 1, "rank 2 · GPU 3 · stream 7 (overlap)"),
-        (STREAMS, 7, "rank 2 · GPU 3 · stream 7 (compute)", 2, "rank 2 · GPU 3 · stream 7 (overlap 2)"),
-        (HOST, 100, "thread 100 (python3)", 1, "thread 100 (python3) (overlap)"),
-        (HOST, 100, "mine (compute)", 1, "mine (compute) (overlap)"),
-        (HOST, 100, None, 1, "thread 100 (overlap)"),
-    ],
-)
-def test_a_lane_is_named_after_its_thread(
-    key: tuple[int, int | str], thread: int | str, name: str | None, lane: int, title: str
-) -> None:
-    assert title_of(key, thread, 3 * 2**30, name, lane=lane) == title
+    assert thread_title(process(key), Thread(tid, thread, name, lane=lane, work=work)) == title
 
 
 def test_processes_stand_by_rank_and_what_profilers_say_after_all_ranks() -> None:

@@ -18,7 +18,6 @@ from tracekit.errors import MergeError
 from tracekit.merge import merge_traces
 from tracekit.merge.rewrite import unit
 from tracekit.merge.scan.input import FileStamp
-from tracekit.merge.write.pftrace_output import PacketEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,25 +91,6 @@ def test_output_is_the_same_whether_it_is_held_or_patched_or_rewritten(
         assert plain.read_bytes() == gzip.decompress(held)
 
 
-@pytest.mark.core
-def test_slices_known_to_overlap_are_encoded_once(tmp_path: Path) -> None:
-    inputs = write(tmp_path, {"rank0.json": rank_trace(*(event(f"s{n}", 10 * n, 15) for n in range(400)))})
-    sizes: list[int] = []
-    encode = PacketEncoder.encode
-
-    def counted(self: PacketEncoder, events: bytes) -> bytes:
-        sizes.append(len(events))
-        return encode(self, events)
-
-    with mock.patch.object(PacketEncoder, "encode", counted):
-        merge_traces(tmp_path / "held.pftrace", inputs)
-        held = sum(sizes)
-        sizes.clear()
-        with mock.patch.object(unit, "_HELD_BYTES", 0):
-            assert merge_traces(tmp_path / "streamed.pftrace", inputs).written_twice == []
-    assert sum(sizes) == held > 30_000
-
-
 @pytest.mark.parametrize(
     ("name", "reason"), [("out.json.gz", "a packed output"), ("out.pftrace", "a .pftrace"), ("out.json", None)]
 )
@@ -134,7 +114,7 @@ def test_a_file_that_was_replaced_while_it_was_merged_is_refused(inputs: list[st
         return FileStamp(1000, next(stamps), 7)
 
     with (
-        mock.patch("tracekit.merge.rewrite.unit.stamp_of", changing),
+        mock.patch("tracekit.merge.scan.input.stamp_of", changing),
         pytest.raises(MergeError, match=r"rank0\.json: the file changed while it was merged"),
     ):
         merge_traces(tmp_path / "out.json", inputs)

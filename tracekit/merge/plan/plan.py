@@ -42,6 +42,17 @@ _PLACES: Final = 8  # how many inputs of a rank have ids below 2**53, for up to 
 
 
 @dataclass(frozen=True, slots=True)
+class IdSpace:
+    """Where the ids of an input go."""
+
+    namespace: int = -1  # the number of its namespace; -1 keeps the ids
+    prefix: str = ""  # the text before the ids of async events
+    moved: dict[int, int] = field(
+        default_factory=dict
+    )  # new numbers for namespaces of an earlier merge that others use
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The numbers of pids and ids, and the units."""
 
@@ -49,9 +60,7 @@ class Layout:
     ranks: list[tuple[int, int]]  # the ranks, as (first, last) of each row of them
     places: dict[str, int]  # the number of namespaces of ids of each rank with more than one, by the rank as text
     units: list[list[int]]  # the inputs by number, together those that share a rank
-    namespaces: list[int]  # for each input the number of its namespace; -1 for one that keeps its ids
-    moved_namespaces: list[dict[int, int]]  # for an earlier merge, new numbers for the namespaces that others use
-    prefixes: list[str]  # for each input what is written before the ids of async events
+    ids: list[IdSpace]  # by input
     collective_flows: int = 0
 
     @property
@@ -81,18 +90,19 @@ def lay_out(inputs: list[Input]) -> Layout:
     stride = stride_for(inputs)
     count = _PIDS // stride
     taken: dict[int, int] = {}
-    namespaces = [-1] * len(inputs)
-    prefixes = [""] * len(inputs)
-    moved = [_keep(item, taken, count) if item.kind == "merged" else {} for item in inputs]
+    ids: dict[int, IdSpace] = {}
+    for number, item in enumerate(inputs):  # first, so that they keep their ids
+        if item.kind == "merged":
+            ids[number] = IdSpace(moved=_keep(item, taken, count))
     for number, item in enumerate(inputs):
         if item.kind != "merged":
             place = taken.get(item.rank, 0)
             taken[item.rank] = place + 1
-            namespaces[number] = namespace_of(item.rank, place, count)
-            prefixes[number] = f"{namespaces[number] * NAMESPACE}:" if place else ""
+            namespace = namespace_of(item.rank, place, count)
+            ids[number] = IdSpace(namespace, f"{namespace * NAMESPACE}:" if place else "")
     ranks = sorted({rank for item in inputs for rank in item.ranks})
     places = {str(rank): taken[rank] for rank in ranks if taken.get(rank, 1) != 1}
-    return Layout(stride, consecutive(ranks), places, units_of(inputs), namespaces, moved, prefixes)
+    return Layout(stride, consecutive(ranks), places, units_of(inputs), [ids[number] for number in range(len(inputs))])
 
 
 def _keep(item: Input, taken: dict[int, int], count: int) -> dict[int, int]:
@@ -172,9 +182,7 @@ class UnitInput:
     seen: dict[Any, tuple[str | None, str, bytes]]
     shift_ns: int
     warp: ClockMap | None  # the correction of a drifting clock, in the time of the file
-    namespace: int  # the number of the namespace of its ids; -1 keeps them
-    prefix: str
-    moved_namespaces: dict[int, int]  # new numbers for namespaces of an earlier merge that others use
+    ids: IdSpace
     start_ns: int  # when it begins in the merged trace, about
     # The description that the merged trace keeps of each input: (rank, kind, JSON).
     tables: list[tuple[int, str, bytes]] = field(default_factory=list)
@@ -259,7 +267,7 @@ class MergePlan:
         return UnitJob(inputs, self.layout.stride, make_encoder, output, self.args, shown, self.snap_ns)
 
     def _input(self, number: int) -> UnitInput:
-        item, layout, placement = self.inputs[number], self.layout, self.placement
+        item, placement = self.inputs[number], self.placement
         head, tables = None if item.passes else item.head(), item.tables
         if head is not None and item.kind != "merged":
             tables = [(item.rank, item.kind, encode_json(_description(item, head)))]
@@ -269,9 +277,7 @@ class MergePlan:
             seen={} if head is None else head.processes,
             shift_ns=placement.shifts_ns[number],
             warp=placement.warps[number],
-            namespace=layout.namespaces[number],
-            prefix=layout.prefixes[number],
-            moved_namespaces=layout.moved_namespaces[number],
+            ids=self.layout.ids[number],
             start_ns=placement.time_ns(number, item.first_ns or 0),
             tables=tables,
             chosen=self.filters[number],

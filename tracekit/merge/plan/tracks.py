@@ -1,23 +1,27 @@
-"""The processes and threads of one unit, numbered in the order of their first events.
+"""The processes and threads of one unit, and their numbers.
 
-The processes of a rank are numbered ``rank * stride + 1, + 2 ...``, so that a pid gives its rank. All files of a rank
-that know the same real process share it: a marker and the operator under it are on the track of one thread. Thread ids
-stay as they are where they do not collide with those that the merge gives, since they are what other tools show.
+The processes of a rank are numbered ``rank * stride + 1, + 2 ...``, so that a pid gives its rank. Those that a rank trace or
+torch names come first, in the order in which they began (`tracekit.merge.scan.identity.assign_keys`); all others, such as GPUs,
+follow in the order of their first events.
+
+All files of a rank that know the same real process share it: a marker and the operator under it are on the track of one thread.
+Thread ids stay as they are where they do not collide with those that the merge gives, since they are what other tools show.
 
 Names are collected meanwhile, and settled when all inputs of the unit are read.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError
-from tracekit.formats.kineto import GPU_CATEGORIES, gpu_of_label
+from tracekit.formats.kineto import gpu_of_label, gpu_of_process
 from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
-from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, decode_dict, decode_text, named, raw_number
+from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, Raw, decode_dict, decode_text, named, raw_number
 from tracekit.merge.plan.titles import Process, Thread, better_name, display_order, thread_sort_index
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
@@ -31,6 +35,9 @@ NAMED_METADATA: Final = frozenset(
     {"process_name", "process_labels", "process_sort_index", "thread_name", "thread_sort_index"}
 )
 """Metadata that the merge writes anew for every process and thread."""
+
+Place = tuple[int, Raw, int]
+"""The new pid of an event, its new tid as JSON, and the number of its track."""
 
 _MAX_ID: Final = 2**32 - 1
 _MAX_KEPT: Final = 10_000
@@ -53,7 +60,6 @@ class _InputTracks:
         self.number, self.source = item.number, item.source
         self.processes: dict[Any, Process] = {}  # by pid, in one spelling
         self.declared = defaultdict(_Declared, {raw: _Declared(*seen) for raw, seen in item.seen.items()})
-        self.places: dict[tuple[Any, Any], tuple[int, int, int]] = {}  # by pid and tid, in any spelling
         self.kept: dict[Any, list[Event]] = {}
         self.kept_count = 0
         self.ends = 0
@@ -66,13 +72,26 @@ class _InputTracks:
 
 
 class UnitTracks:
-    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`."""
+    """Numbers the processes and threads of a unit. Call `begin_input`, then the others for its events, then `end_input`.
 
-    def __init__(self, stride: int) -> None:
+    Attributes:
+        processes: The processes, by rank and key.
+        places: The known places of the input, by the pid and tid of its events in any spelling.
+    """
+
+    def __init__(self, stride: int, inputs: Iterable[UnitInput] = ()) -> None:
         self.processes: dict[tuple[int, ProcessKey], Process] = {}
+        self.places: dict[tuple[Any, Any], Place] = {}
         self._stride = stride
-        self._slots: Counter[int] = Counter()
-        self._pids: set[int] = set()
+        self._slots: defaultdict[int, int] = defaultdict(int)
+        self._reserved: dict[tuple[int, ProcessKey], int] = {}  # the pids of processes that have a number
+        for item in inputs:
+            for known in item.source.processes.values():
+                if known.identity is not None and known.identity.number:
+                    rank, number = known.rank, known.identity.number
+                    self._reserved[rank, known.key] = rank * stride + number
+                    self._slots[rank] = max(self._slots[rank], number)
+        self._pids = set(self._reserved.values())
         self._inputs: list[_InputTracks] = []
         self._logs: list[tuple[Process, Thread] | None] = []
         self._titles: dict[int, str] = {}
@@ -82,6 +101,7 @@ class UnitTracks:
         """Take the next input."""
         now = _InputTracks(item)
         self._inputs.append(now)
+        self.places = {}
         if item.source.kind == "tracekit":
             for pid in sorted(item.source.pids):
                 self._process(now, pid, b"")
@@ -93,31 +113,34 @@ class UnitTracks:
                 if not lane:
                     self._thread(process, thread_key, wanted=tid)
 
-    def place(self, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
-        """Return the new pid and tid of an event, and the number of its track. The category is JSON, or UNSET."""
-        now = self._inputs[-1]
-        found = now.places.get((pid, tid))
+    def place(self, pid: Any, tid: Any, category: Any) -> Place:
+        """Return the place of an event, and add it to `places`. The category is JSON, or UNSET."""
+        found = self.places.get((pid, tid))
         if found is None:
             key = raw_number(pid), raw_number(tid)
-            found = now.places[pid, tid] = now.places.get(key) or self._place(now, *key, category)
+            found = self.places.get(key)
+            if found is None:
+                found = self.places[key] = self._place(self._inputs[-1], *key, category)
+            self.places[pid, tid] = found
         return found
 
-    def first_track(self, rank: int) -> tuple[Any, int, int] | None:
+    def first_track(self, rank: int) -> tuple[Any, int, Raw] | None:
         """Return the first track of a rank in the input: the pid in the file, and the new pid and tid."""
-        places = self._inputs[-1].places
-        found = [(raw, new, tid) for (raw, _), (new, tid, _) in places.items() if new // self._stride == rank]
-        return min(found, key=itemgetter(1, 2), default=None)
+        places = self.places.items()
+        found = [(new, int(bytes(tid)), raw, tid) for (raw, _), (new, tid, _) in places if new // self._stride == rank]
+        new, _, raw, tid = min(found, key=itemgetter(0, 1), default=(0, 0, None, None))
+        return None if tid is None else (raw, new, tid)
 
-    def place_of_metadata(self, pid: Any, tid: Any) -> tuple[int, int]:
+    def place_of_metadata(self, pid: Any, tid: Any) -> tuple[int, Raw]:
         """Return the pid and tid of metadata of a process that is known."""
         now = self._inputs[-1]
-        raw = raw_number(pid)
+        raw, key = raw_number(pid), raw_number(tid)
         if now.source.passes:
-            return (raw, raw_number(tid)) if isinstance(raw, int) else (0, 0)
-        process, key = now.processes[raw], raw_number(tid)
+            return _kept_place(now, raw, key)
+        process = now.processes[raw]
         known = process.threads.get((key, 0))
         own_tid = key if isinstance(key, int) and 0 < key < FREE_NUMBERS else process.pid
-        return process.pid, own_tid if known is None else known.tid
+        return process.pid, padded_tid(own_tid if known is None else known.tid)
 
     def takes_metadata(self, event: Event) -> bool:
         """Note what a metadata event says of names; return True if the event is to be written now."""
@@ -198,13 +221,10 @@ class UnitTracks:
 
     # Numbers.
 
-    def _place(self, now: _InputTracks, pid: Any, tid: Any, category: Any) -> tuple[int, int, int]:
+    def _place(self, now: _InputTracks, pid: Any, tid: Any, category: Any) -> Place:
         if now.source.passes:
-            if not isinstance(pid, int) or not isinstance(tid, int):
-                raise MergeError(f"{now.source.shown}: an event of this merged trace has no process; merge its inputs")
             self._logs.append(None)
-            now.places[pid, tid] = found = (pid, tid, len(self._logs) - 1)
-            return found
+            return *_kept_place(now, pid, tid), len(self._logs) - 1
         process = now.processes.get(pid) or self._process(now, pid, b"" if category is UNSET else bytes(category))
         key, lane = now.thread(process, pid, tid)
         # The begins and ends of a native trace have no name that would distinguish them on one track.
@@ -213,8 +233,7 @@ class UnitTracks:
         if thread.log < 0:
             thread.log = len(self._logs)
             self._logs.append((process, thread))
-        now.places[pid, tid] = found = (process.pid, thread.tid, thread.log)
-        return found
+        return process.pid, padded_tid(thread.tid), thread.log
 
     def _process(self, now: _InputTracks, raw: Any, category: bytes) -> Process:
         if raw in now.processes:
@@ -227,14 +246,16 @@ class UnitTracks:
         return self._add(now, raw, now.source.rank, _key_of(now, raw, category))
 
     def _add(self, now: _InputTracks, raw: Any, rank: int, key: ProcessKey, wanted: int | None = None) -> Process:
-        """Return a process of a rank; a new one gets the wanted pid, if that is free, or the next."""
+        """Return a process of a rank. A new one gets its reserved pid, or the wanted one if that is free, or the next."""
         process = self.processes.get((rank, key))
         if process is None:
-            pid = wanted
-            while pid is None or pid in self._pids:
-                self._slots[rank] += 1
-                pid = rank * self._stride + self._slots[rank]
-            self._pids.add(pid)
+            pid = self._reserved.get((rank, key))
+            if pid is None:
+                pid = wanted
+                while pid is None or pid in self._pids:
+                    self._slots[rank] += 1
+                    pid = rank * self._stride + self._slots[rank]
+                self._pids.add(pid)
             if self._slots[rank] >= self._stride or pid > _MAX_ID:
                 raise MergeError(
                     f"rank {rank} with {self._slots[rank]} processes does not fit: process ids end at {_MAX_ID}; "
@@ -324,15 +345,28 @@ class UnitTracks:
         return names.get(kind) or declared.name or f"process {raw}"
 
 
+@lru_cache(1 << 12)
+def padded_tid(tid: int) -> Raw:
+    """Return a thread id as JSON of 10 characters, so that another one can be put in its place later."""
+    return Raw(b"%-10d" % tid)
+
+
+def _kept_place(now: _InputTracks, pid: Any, tid: Any) -> tuple[int, Raw]:
+    """Return the pid and tid of an event of a merged trace that stays as it is."""
+    if not pid or pid not in now.source.rank_of_pid or type(tid) is not int or not 0 < tid <= _MAX_ID:
+        raise MergeError(
+            f"{now.source.shown}: an event of this merged trace has no process or thread: it was changed; merge its inputs"
+        )
+    return pid, padded_tid(tid)
+
+
 def _key_of(now: _InputTracks, raw: Any, category: bytes) -> ProcessKey:
     """Return which process of its rank a pid of an input is."""
     source, declared = now.source, now.declared[raw]
     if isinstance(raw, str):
         return (PROFILER, "") if raw in _PSEUDO_PROCESSES else (DEVICE, raw)
     if source.kind == "torch":
-        gpu = gpu_of_label(declared.label)
-        if gpu is None and not declared.label and 0 <= raw < 64 and (category or declared.category) in GPU_CATEGORIES:
-            gpu = raw
+        gpu = gpu_of_process(raw, declared.label, category or declared.category)
         if gpu is not None:
             return GPU, gpu
         if raw < 0:

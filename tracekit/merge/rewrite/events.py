@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,12 +74,6 @@ _IDS: Final = frozenset({"correlation", "External id", "external id"})
 _LOGGED: Final = frozenset("XBEstf")
 
 
-@lru_cache(1 << 12)
-def padded_tid(tid: int) -> Raw:
-    """Return a thread id as JSON of 10 characters, so that another one can be put in its place later."""
-    return Raw(b"%-10d" % tid)
-
-
 class EventRewriter:
     """Rewrites the events of one input, in the order of the file, and hands them to a rewriter."""
 
@@ -95,13 +88,13 @@ class EventRewriter:
         self._least_ns = max(-item.shift_ns, EPOCH_NS if item.source.base_ns == 0 else NO_TIME_LIMIT)
         self._is_json = job.make_encoder is None  # its times may be exact, and its events name stack frames
         self._most_ns = MAX_EXACT_NS if self._is_json else MAX_EASY_NS
-        self.offset = max(item.namespace, 0) * NAMESPACE
-        self._namespaces = item.moved_namespaces
-        self._moves_arg_ids = bool(item.moved_namespaces) or (item.id_args and self.offset > 0)
+        self.offset = max(item.ids.namespace, 0) * NAMESPACE
+        self._namespaces = item.ids.moved
+        self._moves_arg_ids = bool(item.ids.moved) or (item.id_args and self.offset > 0)
         self._args = job.args
         self._snaps = job.snap_ns > 0
         self._odd_ids: dict[bytes, int] = {}
-        self._places: dict[tuple[Any, Any], tuple[int, Raw, int]] = {}  # the new pid, tid and track, by pid and tid
+        self._places = tracks.places
         self._frames: StackFrames | None = None  # read when an event first names one
         # Why each event is left out on request.
         self._verdicts: Iterator[str] = repeat("") if item.chosen is None else item.chosen.verdicts()
@@ -158,10 +151,7 @@ class EventRewriter:
         label = next(self._labels) if self._labels is not None and phase in "BE" else 0
         if event.extra is not UNSET:
             self._limit_extra(event)
-        place = self._places.get((event.pid, event.tid))
-        if place is None:
-            pid, tid, log = self._tracks.place(event.pid, event.tid, event.cat)
-            place = self._places[event.pid, event.tid] = (pid, padded_tid(tid), log)
+        place = self._places.get((event.pid, event.tid)) or self._tracks.place(event.pid, event.tid, event.cat)
         event.pid, event.tid, log = place  # type: ignore[assignment]
         if why:
             self.result.left_out[why] += 1
@@ -260,7 +250,7 @@ class EventRewriter:
     def _warp_duration(event: Event, warp: ClockMap) -> None:
         """Set a duration to the time between the two moved ends; an invalid one stays."""
         start, length = time_field(event.ts), time_field(event.dur)
-        if start is not None and length is not None and length > 0:
+        if start is not None and length is not None and length >= 0:
             event.dur = Raw(format_us(length + warp.offset_at(start + length) - warp.offset_at(start)))
 
     def _duration(self, event: Event, start: int) -> int:
@@ -289,8 +279,7 @@ class EventRewriter:
     def _rewrite_metadata(self, event: Event) -> None:
         for kind in repair_fields(event):
             self._repaired[kind] += 1
-        pid, tid = self._tracks.place_of_metadata(event.pid, event.tid)
-        event.pid, event.tid = pid, padded_tid(tid)  # type: ignore[assignment]
+        event.pid, event.tid = self._tracks.place_of_metadata(event.pid, event.tid)  # type: ignore[assignment]
         if event.ts is not UNSET:
             # Metadata needs no time; one that cannot be moved would stretch the trace.
             time = self._moved(time_field(event.ts))
@@ -308,7 +297,7 @@ class EventRewriter:
 
     def _flow_id(self, raw: Any) -> Raw:
         text = bytes(raw)
-        if self._item.namespace < 0 and text.isdigit():
+        if self._item.ids.namespace < 0 and text.isdigit():
             return Raw(b"%d" % self._other_namespace(int(text)))
         number = -1
         if text.isdigit():
@@ -335,7 +324,7 @@ class EventRewriter:
         if self._namespaces:
             value = self._moved_prefix(str(value))
         # Spaced like in the core, for encoders that go by the text.
-        event.id2 = Raw(b'{"local": %b}' % encode_json(f"{self._item.prefix}{value}"))
+        event.id2 = Raw(b'{"local": %b}' % encode_json(f"{self._item.ids.prefix}{value}"))
 
     def _other_namespace(self, number: int) -> int:
         namespace, own = divmod(number, NAMESPACE)

@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit import core
-from tracekit.errors import MergeError, TraceFormatError
+from tracekit.errors import TraceFormatError
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
@@ -25,9 +25,8 @@ from tracekit.formats.trace_event import UNSET, Raw, decode_json, decode_run, en
 from tracekit.merge.plan.plan import UnitResult
 from tracekit.merge.plan.titles import metadata_event, name_events, process_title
 from tracekit.merge.plan.tracks import UnitTracks
-from tracekit.merge.rewrite.events import EventRewriter, has_lanes, padded_tid
+from tracekit.merge.rewrite.events import EventRewriter, has_lanes
 from tracekit.merge.rewrite.rewriter import FLOWS, Rewriter
-from tracekit.merge.scan.input import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +59,7 @@ class UnitRewriter:
         self.rewriter: AnyRewriter = (
             Rewriter(folder, job.snap_ns) if core.merge is None else core.merge.Rewriter(GAP_NAME, folder, job.snap_ns)
         )
-        self.tracks = UnitTracks(job.stride)
+        self.tracks = UnitTracks(job.stride, job.inputs)
         self.processes: list[Process] = []
         self._job = job
         self._progress = progress
@@ -146,20 +145,21 @@ class UnitRewriter:
                 result.written["n"] += result.clock_events
             yield
         except (KeyError, ValueError, TraceFormatError) as error:
-            raise _changed(item) from error
-        if item.source.stamp.differs(stamp_of(item.source.path)):
-            raise _changed(item)
+            raise item.source.changed() from error
+        item.source.check_unchanged()
         result.repairs, result.drops, result.bytes_read = reader.repairs, reader.drops, reader.bytes_read
 
     def _begin(self, item: UnitInput, events: EventRewriter) -> bool:
         """Begin an input in the core; return False where all of its events are rewritten in Python."""
-        if isinstance(self.rewriter, Rewriter) or item.chosen is not None or item.moved_namespaces or has_lanes(item):
+        if isinstance(self.rewriter, Rewriter) or item.chosen is not None or item.ids.moved or has_lanes(item):
             return False
         knots = () if item.warp is None else item.warp.knots
-        offset = -1 if item.namespace < 0 else events.offset
+        offset = -1 if item.ids.namespace < 0 else events.offset
         span = events.span_at(item.start_ns)
         try:
-            self.rewriter.begin(item.shift_ns, *span, offset, item.id_args, self._job.args, item.prefix.encode(), knots)
+            self.rewriter.begin(
+                item.shift_ns, *span, offset, item.id_args, self._job.args, item.ids.prefix.encode(), knots
+            )
         except OverflowError:
             # Beyond 64 bits, where no time of the file has a place.
             return False
@@ -179,7 +179,7 @@ class UnitRewriter:
             while reason == _NEW:
                 pid, tid, category = core_rewriter.new_track()
                 place = self.tracks.place(decode_json(pid), decode_json(tid), Raw(category) if category else UNSET)
-                core_rewriter.add_track(pid, tid, *place)
+                core_rewriter.add_track(pid, tid, place[0], int(bytes(place[1])), place[2])
                 reason, at = core_rewriter.rewrite(reader.text, at, reader.final)
             reader.pass_events(at)
             if reason == _ODD:
@@ -208,7 +208,7 @@ class UnitRewriter:
     def _add(self, added: Sequence[AddedEvent]) -> None:
         for event in added:
             pid, tid, log = self.tracks.place(event.pid, event.tid, UNSET)
-            place = {"pid": pid, "tid": padded_tid(tid), "ts": Raw(format_us(event.time_ns))}
+            place = {"pid": pid, "tid": tid, "ts": Raw(format_us(event.time_ns))}
             text = encode_json({"ph": event.phase, **place, **event.fields})
             logged = ord(event.phase) in FLOWS
             at = text.index(_TID) + len(_TID)
@@ -225,7 +225,7 @@ class UnitRewriter:
             file_ns = item.start_ns - item.shift_ns
             if chosen is not None and chosen.judge(raw, b"", _CLOCK_CATEGORY, file_ns, file_ns, sliced=False):
                 continue
-            instant = clock_instant(clock, pid, padded_tid(tid), item.start_ns)
+            instant = clock_instant(clock, pid, tid, item.start_ns)
             self.rewriter.append(without_final_backslash(encode_json(instant)))
             count += 1
         return count
@@ -236,10 +236,6 @@ def _look(core_rewriter: _merge.Rewriter, events: EventRewriter) -> None:
         events.take_names(metadata)
     if noted := core_rewriter.noted():
         events.note(decode_run(noted))
-
-
-def _changed(item: UnitInput) -> MergeError:
-    return MergeError(f"{item.source.shown}: the file changed while it was merged; merge it again")
 
 
 def _process_table(process: Process) -> bytes:

@@ -9,6 +9,7 @@ steps gives the same result as a single merge.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -213,7 +214,10 @@ def identities_of(item: Input) -> dict[int, ProcessIdentity]:
 
 
 def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
-    """Set keys and identities of the processes of the inputs. Files share a key exactly if they are of one process."""
+    """Set keys, identities and numbers of the processes of the inputs. Files share a key exactly if they are of one process.
+
+    The numbers follow from the processes alone, so that merging in steps gives those of merging at once.
+    """
     recorded: dict[tuple[Any, ...], tuple[ProcessIdentity, list[tuple[Input, int]]]] = {}
     loose: list[tuple[Input, int, ProcessIdentity]] = []  # of torch, which has fewer facts
     for item, own in zip(inputs, identities, strict=True):
@@ -227,16 +231,21 @@ def assign_keys(inputs: Sequence[Input], identities: Sequence[Mapping[int, Proce
             first.take(identity)
             files.append((item, pid))
     taken: dict[tuple[int, int], list[_Known]] = {}
-    for identity, files in sorted(recorded.values(), key=lambda found: found[0].began_ns):
+    counts: defaultdict[int, int] = defaultdict(int)
+    for _, (identity, files) in sorted(recorded.items(), key=lambda found: (found[1][0].began_ns, str(found[0]))):
+        counts[identity.rank] += 1
+        identity.number = counts[identity.rank]
         same_pid = taken.setdefault((identity.rank, identity.pid), [])
         key: ProcessKey = (CHILD, _child_key(identity)) if identity.is_child else _cpu_key(identity, same_pid)
         same_pid.append((identity, key))
         for item, pid in files:
             _settle(item, pid, identity, key)
-    for item, pid, identity in sorted(loose, key=lambda found: found[2].began_ns):
+    for item, pid, identity in sorted(loose, key=lambda found: (found[2].began_ns, found[2].pid)):
         known = taken.setdefault((identity.rank, identity.pid), [])
         owner = _owner(item, identity, known)
         if owner is None:
+            counts[identity.rank] += 1
+            identity.number = counts[identity.rank]
             owner = identity, _cpu_key(identity, known)
             known.append(owner)
         _settle(item, pid, *owner)

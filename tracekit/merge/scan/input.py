@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tracekit.errors import MergeError
 from tracekit.formats.merged_head import merge_decisions
 from tracekit.formats.rank_trace import (
     CLOCK_OFFSET_EVENT,
@@ -180,6 +181,15 @@ class Input:
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         # The scratch file stays in its process.
         return None, {name: None if name == "_store" else getattr(self, name) for name in self.__slots__}
+
+    def check_unchanged(self) -> None:
+        """Raise MergeError if the file is not what it was when it was scanned; it may have grown."""
+        if self.stamp.differs(stamp_of(self.path)):
+            raise self.changed()
+
+    def changed(self) -> MergeError:
+        """Return the error for a file that is not what it was when it was scanned."""
+        return MergeError(f"{self.shown}: the file changed while it was merged; merge it again")
 
     def read_end(self) -> None:
         """Read a trace to its end if the scan has not seen its last events, and set its latest time."""

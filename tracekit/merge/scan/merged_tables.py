@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tracekit.merge.scan.input import Input
 
 _MAX_NS: Final = 2**62
+_IDS: Final = 2**32
 _WORDS: Final = (f'"{PROCESS_EVENT}"'.encode(), f'"{INPUT_EVENT}"'.encode())
 
 
@@ -55,19 +56,24 @@ def _take_process(item: Input, entry: Any) -> None:
     pid, rank = int(entry["pid"]), int(entry["rank"])
     if not _is_rank(rank):
         raise ValueError
-    host, threads = entry.get("host"), entry.get("threads", ())
+    host = entry.get("host")
+    threads = {
+        int(tid): (key if isinstance(key, int) else str(key), int(lane)) for tid, key, lane in entry.get("threads", ())
+    }
+    if not all(0 < tid < _IDS and lane >= 0 for tid, (_, lane) in threads.items()):
+        raise ValueError
     item.processes[pid] = KnownProcess(
         rank,
         (kind, value),
         ProcessIdentity.from_json(rank, entry.get("identity"), item.shown),
         str(entry["name"]),
         host if isinstance(host, str) else None,
-        {int(tid): (key if isinstance(key, int) else str(key), int(lane)) for tid, key, lane in threads},
+        threads,
     )
 
 
 def _is_rank(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**32
+    return type(value) is int and 0 <= value < _IDS
 
 
 def _in_events(item: Input) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ from tracekit.errors import TraceFormatError
 from tracekit.formats.byte_stream import BytesStream
 from tracekit.formats.decimal_time import EPOCH_NS, parse_us
 from tracekit.formats.json.reader import TraceReader
-from tracekit.formats.kineto import is_kineto
+from tracekit.formats.kineto import gpu_of_process, is_kineto
 from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, encode_json, raw_number, time_field
@@ -245,7 +245,11 @@ def _named_pids(kind: str, pid: Any, processes: dict[Any, _Process]) -> tuple[tu
     return tuple(
         (raw, process.name)
         for raw, process in processes.items()
-        if isinstance(raw, int) and raw > 0 and process.used and process.label in ("", "CPU")
+        if isinstance(raw, int)
+        and raw > 0
+        and process.used
+        and process.label in ("", "CPU")
+        and not (kind == "torch" and gpu_of_process(raw, process.label, process.category) is not None)
     )
 
 

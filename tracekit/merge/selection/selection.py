@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import check_names, parse_ranks, parse_steps
+from tracekit.arguments import check_names, check_whole, parse_ranks, parse_steps
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class Selection:
             check_names(name, getattr(self, name))
         _check_span("steps", self.steps)
         _check_span("time_window", self.time_window)
-        if self.min_duration_ns < 0:
-            raise ConfigError(f"min_duration_ns must not be negative, but is {self.min_duration_ns}")
+        check_whole("min_duration_ns", self.min_duration_ns, 0)
 
     @classmethod
     def parse(
@@ -146,6 +145,9 @@ def _moment_ns(moment: Moment | None, base_ns: int, start_ns: int) -> int | None
 def _check_span(name: str, span: tuple[Moment | None, Moment | None] | None) -> None:
     if span is None:
         return
+    kinds = (int,) if name == "steps" else (int, float, Decimal)
+    if len(span) != 2 or not all(end is None or isinstance(end, kinds) for end in span):
+        raise ConfigError(f"{name} must be a pair of {'whole ' * (name == 'steps')}numbers or None, not {span!r}")
     low, high = span
     if any(end is not None and not 0 <= end < 2**63 for end in span):
         raise ConfigError(f"{name} must not be negative, but is {low}:{high}")

@@ -105,7 +105,7 @@ def _read_steps(item: Input, shift_ns: int, by_rank: dict[int, dict[Any, _Proces
             batches.append((time + shift_ns, batch))
 
     last_ns = shift_ns
-    with TraceReader(item.path) as reader:
+    with TraceReader(item.path, limit_bytes=item.stamp.limit_bytes) as reader:
         for event in chain.from_iterable(reader.runs()):
             if event.ts is UNSET:
                 continue

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from tracekit.errors import MergeError
 from tracekit.formats.archive_file import MANIFEST_KEY, MANIFEST_NAME, write_tar, write_zip
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.formats.trace_event import encode_json, raw_number
+from tracekit.formats.trace_event import encode_json
 from tracekit.merge.plan.plan import InputResult
 from tracekit.merge.rewrite.unit import UnitRewriter
-from tracekit.merge.scan.input import stamp_of
 from tracekit.merge.write.event_counts import JoinedFrames, is_loss, losses_as_json, recording_losses
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import basename
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
 _MAX_NAME: Final = 80  # with what makes it unique, a tar header's 99
-_NO_EVENTS: Final = -1  # in place of a new pid
 _PACKED: Final = re.compile(r"(?:\.gz|\.zst|\.tmp)+$")
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._+=@-]+")
 # Damage that Perfetto accepts, by the form of the file.
@@ -52,7 +49,7 @@ class _Member:
     name: str
     shift_ns: int
     reason: str
-    pids: set[tuple[Any, int]] = field(default_factory=set)
+    pids: set[tuple[Any, int]]
 
 
 class Archive:
@@ -63,17 +60,19 @@ class Archive:
         self._folder = folder
         self._plan = plan
         self._results: list[UnitResult] = []
-        reasons = ["" if chosen is None and not plan.args else "something is selected" for chosen in plan.filters]
-        named = zip(plan.inputs, _names(plan.inputs), plan.placement.shifts_ns, reasons, strict=True)
-        self._members = [_Member(*values) for values in named]
+        members: dict[int, _Member] = {}
+        names = _names(plan.inputs)
         for unit in plan.layout.units:
             rewriter = self._rewritten(unit)
             self._results.append(replace(rewriter.result, moved=0))
             for number, found in rewriter.result.inputs.items():
-                member = self._members[number]
-                member.pids = {(_as_perfetto_reads(raw), new) for raw, new in rewriter.tracks.pids_of(number).items()}
-                drifts = plan.placement.warps[number] is not None
-                member.reason = member.reason or ("its clock drifts" if drifts else _unfit(member.item, found))
+                item, shift_ns = plan.inputs[number], plan.placement.shifts_ns[number]
+                reason = "its clock drifts" if plan.placement.warps[number] is not None else _unfit(item, found)
+                if plan.args or plan.filters[number] is not None:
+                    reason = "something is selected"
+                pids = {(_as_perfetto_reads(raw), new) for raw, new in rewriter.tracks.pids_of(number).items()}
+                members[number] = _Member(item, names[number], shift_ns, reason, pids)
+        self._members = [member for _, member in sorted(members.items())]
         _separate(self._members)
 
     def write(self, file: BinaryIO, counts: EventCounts, progress: Progress) -> dict[str, str]:
@@ -125,12 +124,11 @@ class Archive:
         return rewriter
 
     def _joined(self, number: int, unit: UnitRewriter, texts: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-        item, found = self._members[number].item, unit.result.inputs[number]
+        item, found = self._plan.inputs[number], unit.result.inputs[number]
         layout = replace(self._plan.layout, ranks=consecutive(sorted(item.ranks)))
         output = JsonOutput(replace(self._plan, inputs=[item], layout=layout))
         yield output.head()
-        for _, text in texts:
-            yield text
+        yield from map(itemgetter(1), texts)
         yield unit.closing(number=number)
         frames = JoinedFrames()
         frames.take(found.stack_frames)
@@ -158,7 +156,7 @@ def _separate(members: list[_Member]) -> None:
         for member in members:
             for pid, new in member.pids:
                 meanings[new if member.reason else pid].add(new)
-        rewritten = {new for member in members if member.reason for _, new in member.pids} - {_NO_EVENTS}
+        rewritten = {new for member in members if member.reason for _, new in member.pids if new >= 0}
         for member in copies:
             if any(len(meanings[pid]) > 1 for pid, _ in member.pids):
                 member.reason = "another process has its pid"
@@ -167,8 +165,7 @@ def _separate(members: list[_Member]) -> None:
         is_changed = any(member.reason for member in copies)
 
 
-def _as_perfetto_reads(raw: Any) -> Any:
-    pid = raw if isinstance(raw, str) else raw_number(raw)
+def _as_perfetto_reads(pid: Any) -> Any:
     return 0 if isinstance(pid, int) and not 0 <= pid < 2**32 else pid
 
 
@@ -190,5 +187,4 @@ def _copied(item: Input, number: int, progress: Progress) -> Iterator[bytes]:
             yield piece
             done_bytes += len(piece)
             progress(number, done_bytes)
-    if item.stamp.differs(stamp_of(item.path)):
-        raise MergeError(f"{item.shown}: the file changed while it was merged; merge it again")
+    item.check_unchanged()
