@@ -488,7 +488,7 @@ def test_r7_a_process_that_ends_with_much_to_upload_does_it_or_says_how(tmp_path
             assert "Traceback" not in child.errors
             assert "thread" not in child.errors
             if left := spools(tmp_path):
-                assert f"tracekit upload {left[0].parent.relative_to(tmp_path)}" in child.errors
+                assert f"tracekit upload {left[0].parent}" in child.errors
                 upload_the_rest(tmp_path, store)
     assert in_store(store) == 1000
 

@@ -352,7 +352,7 @@ train(work=work, sources=[TorchProfiler("run/torch-rank{rank}-{batch}.json.gz"),
         (["{run}", "--now", "--at-batch", "3"], 2, "not allowed"),
         (["{run}", "--stop", "--status"], 2, "not allowed"),
         (["{run}", "--timeout", "nan"], 2, "--timeout"),
-        (["{run}", "--timeout", "1e300"], 2, "--timeout must be a number above 0, and at most 1e+09"),
+        (["{run}", "--timeout", "1e300"], 2, "--timeout must be at most 1,000,000,000 seconds"),
         (["{run}", "-o", "{run}/control/request.json"], 1, "already exists"),
     ],
 )

@@ -7,10 +7,10 @@ import shlex
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tracekit import storage
-from tracekit.arguments import parse_ranks, resolve_path
+from tracekit.arguments import check_seconds, parse_ranks, resolve_path
 from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
 from tracekit.cli.arguments import add_option, add_output
@@ -18,8 +18,6 @@ from tracekit.cli.terminal import FAILED, OK, PROBLEMS, ProgressBar, complain, p
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError, ConfigError
 from tracekit.wording import counted
-
-_MAX_TIMEOUT_S: Final = 1e9
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +58,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 0 < args.timeout <= _MAX_TIMEOUT_S:
-        raise ConfigError(f"--timeout must be a number above 0, and at most {_MAX_TIMEOUT_S:g}")
+    check_seconds("--timeout", args.timeout)
     folder = _control_folder(args.folder)
     try:
         if args.status:

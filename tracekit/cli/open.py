@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 import tempfile
-import threading
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from tracekit.arguments import check_seconds
 from tracekit.cli.arguments import add_args_option, add_option, add_output, add_traces, add_uis, chosen_ui, port
 from tracekit.cli.terminal import OK, ProgressBar, print_answer, print_json
-from tracekit.errors import CommandError, ConfigError
+from tracekit.errors import CommandError
 from tracekit.view.open.prepare import Prepared, mended, prepare
 from tracekit.view.open.server import PERFETTO_PORT, OneFileServer
 from tracekit.view.open.ui import PERFETTO_UI, counted_bytes, loading_advice, too_big
@@ -63,8 +62,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_seconds("--timeout", args.timeout)
-    if args.timeout > threading.TIMEOUT_MAX:
-        raise ConfigError(f"--timeout {args.timeout:g}: at most {threading.TIMEOUT_MAX:g} seconds can be waited")
     ui = chosen_ui(args)
     with tempfile.TemporaryDirectory(prefix="tracekit-open-") as folder:
         with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
