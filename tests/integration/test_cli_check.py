@@ -56,6 +56,7 @@ def files(tmp_path: Path) -> Path:
         ("bad.json", 3, [PROBLEM, PROBLEMS]),
         ("good.json bad.json", 3, [OK, PROBLEM, PROBLEMS, "2 files, 1 error, 0 warnings"]),
         ("run", 0, ["run/a.json: ok: 2 events", "run/b.json: ok: 2 events", "2 files, 0 errors, 0 warnings"]),
+        ("run/*.json", 0, ["run/a.json: ok: 2 events", "run/b.json: ok: 2 events", "2 files, 0 errors, 0 warnings"]),
         ("-q good.json good.json", 0, []),
         ("-q good.json bad.json", 3, [PROBLEM, PROBLEMS, "2 files, 1 error, 0 warnings"]),
         ("live.json", 0, [LIVE, "live.json: ok: 1 event, 1 warning"]),

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     files: list[str] = []
     for path in args.files:
         try:
-            # pathlib raises where it may not look; an empty path is refused as a folder is searched
-            files += trace_files(path) if not path or os.path.isdir(path) else [path]  # noqa: PTH112
+            # A single file is checked whatever its name. pathlib raises where it may not look.
+            files += [path] if os.path.isfile(path) else trace_files(path)  # noqa: PTH113
         except StorageError as error:
             unreadable.append((without_secrets(path), str(error)))
             complain(str(error), "validate")

@@ -15,6 +15,7 @@ from tracekit.merge.plan.plan import NAMESPACE, MergePlan, lay_out, namespace_of
 from tracekit.merge.plan.titles import order_ranks
 from tracekit.merge.report import happened
 from tracekit.merge.scan.inputs import find_inputs, gather
+from tracekit.merge.selection.selection import Selection
 from tracekit.merge.write.event_counts import EventCounts, losses_as_json
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import atomic_write, refuse_existing, size_bytes, without_secrets
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tracekit.merge.report import Causality, MergeReport
     from tracekit.merge.scan.input import Input
     from tracekit.merge.selection.event_filter import EventFilter
-    from tracekit.merge.selection.selection import Selection
     from tracekit.merge.write.pftrace_output import PftraceOutput
 
 ARGS: Final = ("all", "ids", "none")
@@ -112,6 +112,10 @@ def merge_traces(
     output = check_path("output", output)
     is_json = output.removesuffix(".gz").endswith(".json")
     snap_ns = min(check_whole("snap_overlaps_ns", snap_overlaps_ns, 0), _MAX_SNAP_NS)
+    if not isinstance(select, Selection | None):
+        raise ConfigError(f"select must be a Selection, not {select!r}")
+    if executor is not None and not hasattr(executor, "submit"):
+        raise ConfigError(f"executor must be an Executor, not {executor!r}")
     _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_ns > 0)
     files = find_inputs(output, check_paths("inputs", inputs))
     if not overwrite:

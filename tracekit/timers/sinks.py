@@ -97,13 +97,22 @@ class _FileSink(ABC):
         try:
             make_folders(self._path.parent)
             with open(self._path, "a", encoding="utf-8", newline="", opener=_private) as file:
-                file.write(text)
+                file.write("\n" + text if _is_torn(self._path) else text)
         except OSError as error:
             raise StorageError(f"{self._path}: cannot be written: {error.strerror or error}") from error
 
     @abstractmethod
     def _text(self, records: list[dict[str, Any]]) -> str:
         """Return what to append to the file."""
+
+
+def _is_torn(path: Path) -> bool:
+    """Return True if a file ends within a line, as a killed process leaves it."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _private(path: str, flags: int) -> int:

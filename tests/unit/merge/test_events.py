@@ -129,6 +129,8 @@ def test_merge_shortens_small_overlaps_of_gpu_streams_where_that_is_asked_for(
             for rank in (-1, True, "1")
         ),
         ("merged.zip", {"snap_overlaps_ns": 5}, "as they are"),
+        ("merged.json", {"select": (1, 2)}, "select must be a Selection"),
+        ("merged.json", {"executor": 5}, "executor must be an Executor"),
     ],
 )
 def test_merge_refuses_options_that_do_not_fit(tmp_path: Path, name: str, options: Any, says: str) -> None:

@@ -72,6 +72,16 @@ def test_json_lines(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_lines_begin_behind_a_part_of_a_line_that_a_killed_process_left(tmp_path: Path) -> None:
+    for sink in (CSVSink, JSONLinesSink):
+        path = tmp_path / sink.__name__
+        sink(path).write(ONE, 1)
+        whole = path.read_text()
+        path.write_text(whole[:-9])
+        sink(path).write(TWO, 2)
+        assert path.read_text().startswith(f"{whole[:-9]}\n")
+
+
 def test_json_lines_go_to_a_pipe_as_well() -> None:
     read_end, write_end = os.pipe()
     JSONLinesSink(f"/dev/fd/{write_end}").write(ONE, 7)
