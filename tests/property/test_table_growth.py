@@ -20,8 +20,9 @@ from tests.examples import examples
 from tests.property.test_table_properties import begins_and_ends, overlapping_slices
 from tests.watched import record, train
 from tracekit.table import growth
-from tracekit.table.build import build_entry, extend_entry, read_facts
+from tracekit.table.build import LIMITS, build_entry, extend_entry, read_facts
 from tracekit.table.cache import TableCache
+from tracekit.table.database import Database
 from tracekit.table.extend import rows_of
 from tracekit.table.growth import Part, load_growth
 from tracekit.table.jobs import Job, build_all
@@ -67,11 +68,17 @@ def tables_of(folder: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     return rows, {name: facts[name] for name in SAME}
 
 
+def build_whole(path: Path, folder: Path) -> None:
+    """Build an entry of a whole file."""
+    with Database(folder, LIMITS) as database:
+        build_entry(str(path), folder, database)
+
+
 def whole_tables_of(path: Path, scratch: Path) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Build an entry of a whole file; return its tables."""
     folder = scratch / "whole"
     folder.mkdir()
-    build_entry(str(path), folder)
+    build_whole(path, folder)
     return tables_of(folder)
 
 
@@ -83,7 +90,7 @@ def grow(path: Path, data: bytes, cuts: list[int], scratch: Path) -> Path:
         folder = scratch / f"{number}"
         folder.mkdir()
         if previous is None or not extend_entry(str(path), previous, folder):
-            build_entry(str(path), folder)
+            build_whole(path, folder)
         previous = folder
     assert previous is not None
     return previous

@@ -30,25 +30,23 @@ LIMITS: Final = Limits(memory_bytes=300 * 10**6, threads=1)  # the limits of the
 def build_entry(
     path: str,
     folder: Path,
+    database: Database,
     *,
     given_steps: Callable[[FileFacts], list[Step]] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Write the tables of a file."""
+    """Write the tables of a file. The database may serve other entries before and afterwards."""
     growth = Growth()
-    with Database(folder, LIMITS) as database:
-        columns, facts = _read(
-            path, folder, given_steps=given_steps, progress=progress, growth=growth, keeps_args=KEY_ARGS
-        )
-        for name in _TABLES:
-            write_columns(database, columns, name, folder / f"{name}.parquet")
-        parts = {name: [Part(f"{name}.parquet", 0, facts.rows[name])] for name in _TABLES}
-        if growth.rows and not facts.has_given_steps:
-            growth.parts = parts
-            growth.save(folder)
-        else:
-            write_columns(database, columns, "args", folder / KEY_ARGS_FILE)
-        _finish(database, facts, folder, parts)
+    columns, facts = _read(path, folder, given_steps=given_steps, progress=progress, growth=growth, keeps_args=KEY_ARGS)
+    for name in _TABLES:
+        write_columns(database, columns, name, folder / f"{name}.parquet")
+    parts = {name: [Part(f"{name}.parquet", 0, facts.rows[name])] for name in _TABLES}
+    if growth.rows and not facts.has_given_steps:
+        growth.parts = parts
+        growth.save(folder)
+    else:
+        write_columns(database, columns, "args", folder / KEY_ARGS_FILE)
+    _finish(database, facts, folder, parts)
 
 
 def extend_entry(path: str, previous: Path, folder: Path, progress: Callable[[int], None] | None = None) -> bool:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from concurrent.futures.process import BrokenProcessPool
+import functools
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.processors import start_method, usable_processors
 from tracekit.storage import basename, is_remote, size_bytes
-from tracekit.table.build import build_entry, extend_entry, read_facts
-from tracekit.table.cache import TableCache, file_key
+from tracekit.table.build import LIMITS, build_entry, extend_entry, read_facts
+from tracekit.table.cache import file_key
+from tracekit.table.database import Database
 from tracekit.table.growth import is_extendable
 from tracekit.table.steps import Step
-from tracekit.worker_processes import process_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from tracekit.table.cache import TableCache
     from tracekit.table.columns import FileFacts
     from tracekit.table.shared_threads import SharedThreads
 
@@ -49,11 +51,17 @@ class Job:
         """Return the key of the entry."""
         return file_key(self.path, *self.steps)
 
-    def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
+    def build(
+        self,
+        folder: Path,
+        previous: Path | None,
+        database: Callable[[], Database],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         """Build the entry; extend an earlier one if the file has only grown."""
         if previous is not None and extend_entry(self.path, previous, folder, progress):
             return
-        build_entry(self.path, folder, given_steps=self._given, progress=progress)
+        build_entry(self.path, folder, database(), given_steps=self._given, progress=progress)
 
     def _given(self, facts: FileFacts) -> list[Step]:
         if facts.is_merged or facts.has_batches:
@@ -86,11 +94,15 @@ def build_all(
         workers = usable_processors() if start_method() == "fork" else 1
     workers = min(workers, len(missing))
     if workers > 1 and whole - max(sizes.values()) >= _MIN_BYTES:
+        from concurrent.futures.process import BrokenProcessPool  # where there are workers
+
+        from tracekit.worker_processes import process_pool
+
         # Large files first, so that none is left for the end.
         order = sorted(missing, key=lambda number: -sizes[number])
         # This process only waits.
         with process_pool(workers + 1) as pool:
-            results = pool.map(_build, [(cache, jobs[number], keys[number]) for number in order])
+            results = pool.map(_build_alone, [(cache, jobs[number], keys[number]) for number in order])
             try:
                 for number, result in zip(order, results, strict=True):
                     done += sizes[number]
@@ -101,14 +113,15 @@ def build_all(
                     "a process that read traces was killed, as when memory runs out; try again"
                 ) from error
         missing = []
-    for number in missing:
-        name, size = basename(jobs[number].paths[0]), sizes[number]
+    with _one_database(cache) as database:
+        for number in missing:
+            name, size = basename(jobs[number].paths[0]), sizes[number]
 
-        def advance(bytes_read: int, name: str = name, size: int = size, done: int = done) -> None:
-            progress((done + min(bytes_read, size)) / whole, f"reading {name}")
+            def advance(bytes_read: int, name: str = name, size: int = size, done: int = done) -> None:
+                progress((done + min(bytes_read, size)) / whole, f"reading {name}")
 
-        found[number] = _build((cache, jobs[number], keys[number]), advance)
-        done += size
+            found[number] = _build((cache, jobs[number], keys[number]), database, advance)
+            done += size
     return [folder for folder in found if folder is not None]
 
 
@@ -125,14 +138,31 @@ def _find(cache: TableCache, key: str) -> Path | None:
     return folder
 
 
+@contextmanager
+def _one_database(cache: TableCache) -> Iterator[Callable[[], Database]]:
+    """Yield a function that returns a database, which is opened once and closed at the end of the block.
+
+    Opening and closing one takes as long as reading 10 MB of a trace.
+    """
+    with ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(Database(stack.enter_context(cache.scratch()), LIMITS)))
+
+
+def _build_alone(work: tuple[TableCache, Job | SharedThreads, str]) -> Path | TraceFormatError:
+    with _one_database(work[0]) as database:
+        return _build(work, database)
+
+
 def _build(
-    work: tuple[TableCache, Job | SharedThreads, str], progress: Callable[[int], None] | None = None
+    work: tuple[TableCache, Job | SharedThreads, str],
+    database: Callable[[], Database],
+    progress: Callable[[int], None] | None = None,
 ) -> Path | TraceFormatError:
     cache, job, key = work
     has_versions = job.has_versions()
     previous = cache.latest(job.paths[0]) if has_versions else None
     try:
-        found = cache.add(key, lambda folder: job.build(folder, previous, progress))
+        found = cache.add(key, lambda folder: job.build(folder, previous, database, progress))
     except TraceFormatError as error:
         return error
     if has_versions and is_extendable(found):

@@ -12,7 +12,6 @@ from tracekit.table.database import Database
 from tracekit.table.extend import nest_slices, replaced, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tracekit.table.growth import Part
@@ -77,9 +76,8 @@ class SharedThreads:
         """Return the key of the entry."""
         return key_of([(member.folder.name, member.base_ns) for member in self.members])
 
-    def build(self, folder: Path, previous: Path | None, progress: Callable[[int], None] | None = None) -> None:
+    def build(self, folder: Path, *_: object) -> None:
         """Write the events of each member with a shared thread."""
-        del previous, progress
         with Database(folder, LIMITS) as database:
             self._create_slices(database)
             database.run(_SHARED)

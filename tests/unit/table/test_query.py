@@ -266,7 +266,7 @@ def test_several_processes_build_the_same_tables(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tracekit.worker_processes.start_method", lambda: "spawn")
     assert ask(paths, sql, cache=False, workers=2) == alone
     # Without being asked to, a library must not import the main module of its user again.
-    monkeypatch.setattr(jobs, "process_pool", None)
+    monkeypatch.setattr("tracekit.worker_processes.process_pool", None)
     assert ask(paths, sql, cache=False) == alone
 
 
