@@ -1,16 +1,12 @@
-"""Write tar and zip archives in the forms that Perfetto reads, and tell damage from a failing storage.
+"""Write tar and zip archives in the forms that Perfetto reads. The same members give the same bytes.
 
 Perfetto reads zip without zip64 and only with ASCII names (``zip_reader.cc``), and tar as ustar (``tar_trace_reader.cc``).
-The same members give the same bytes.
 """
 
 from __future__ import annotations
 
-import errno
 import tarfile
 import zipfile
-import zlib
-from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.errors import MergeError
@@ -26,21 +22,6 @@ MANIFEST_NAME: Final = "perfetto_manifest.json"
 _BLOCK: Final = 512
 _TAR_LIMIT_BYTES: Final = (8 << 30) - 1
 _ZIP_LIMIT_BYTES: Final = (2 << 30) - 1
-# Names, offsets and methods in a damaged archive may be anything.
-_damage: tuple[type[Exception], ...] = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, IndexError, RuntimeError, ValueError,
-)  # fmt: skip
-with suppress(ImportError):
-    import lzma
-
-    _damage += (lzma.LZMAError,)
-
-
-def is_damage(error: Exception) -> bool:
-    """Return True if an exception of a reader of archives, or of zstd, means damaged data and not a failing storage."""
-    if isinstance(error, OSError):
-        return error.errno in (None, errno.EINVAL)  # of bzip2, or of an offset before the file
-    return isinstance(error, _damage)
 
 
 def write_tar(file: BinaryIO, members: Members) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections import Counter
 from types import MappingProxyType
@@ -169,8 +170,6 @@ class ByteStream(TraceStream):
         except StorageError:
             raise
         except Exception as error:
-            from tracekit.formats.archive_file import is_damage  # only damaged data needs it
-
             # The clients of object stores raise any exceptions.
             if self._unpack is None or not is_damage(error):
                 raise StorageError(f"{self.path}: cannot be read: {error}") from error
@@ -284,10 +283,23 @@ def _zstd_module() -> Any:
     return None
 
 
+def is_damage(error: Exception) -> bool:
+    """Return True if an exception of a reader of archives, or of zstd, means damaged data and not a failing storage."""
+    import tarfile  # only damaged data needs these
+    import zipfile
+    import zlib
+
+    if isinstance(error, OSError):
+        return error.errno in (None, errno.EINVAL)  # of bzip2, or of an offset before the file
+    # Names, offsets and methods in a damaged archive may be anything.
+    kinds = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, IndexError, RuntimeError, ValueError)
+    return isinstance(error, kinds) or type(error).__name__ == "LZMAError"  # its module is optional
+
+
 def _open_member(file: BinaryIO, path: str) -> Any:
     import zipfile
 
-    from tracekit.formats.archive_file import MANIFEST_NAME, is_damage  # only zip archives need it
+    from tracekit.formats.archive_file import MANIFEST_NAME  # only zip archives need it
 
     if not file.seekable():
         raise TraceFormatError(path, "a zip archive cannot be read from a pipe; write it to a file first")

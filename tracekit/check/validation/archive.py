@@ -13,8 +13,8 @@ from tracekit.check.schemas import PERFETTO_MANIFEST, compile_schema
 from tracekit.check.validation.report import Findings, ValidationReport
 from tracekit.check.validation.trace import validate_stream, validate_trace
 from tracekit.errors import MissingExtraError, StorageError, TraceFormatError, TracekitError
-from tracekit.formats.archive_file import MANIFEST_KEY, is_damage
-from tracekit.formats.byte_stream import PIECE_BYTES, TraceStream, packing_of
+from tracekit.formats.archive_file import MANIFEST_KEY
+from tracekit.formats.byte_stream import PIECE_BYTES, TraceStream, is_damage, packing_of
 from tracekit.formats.trace_event import decode_json
 from tracekit.storage import open_read, refuse_pipe, without_secrets
 
