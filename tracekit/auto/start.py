@@ -19,8 +19,11 @@ _started: Final[list[int]] = []
 
 
 def start() -> None:
-    """Wait for torch and JAX. A process without them pays for two small modules only."""
-    if _started or os.environ.get(AUTO_VARIABLE, "").lower() in ("", "0", "false"):
+    """Wait for torch and JAX, once. A process without them pays for two small modules only.
+
+    The callers have looked at `AUTO_VARIABLE`: without it they import nothing of tracekit.
+    """
+    if _started:
         return
     _started.append(os.getpid())
     note("python")
