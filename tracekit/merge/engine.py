@@ -116,6 +116,8 @@ def merge_traces(
         raise ConfigError(f"select must be a Selection, not {select!r}")
     if executor is not None and not hasattr(executor, "submit"):
         raise ConfigError(f"executor must be an Executor, not {executor!r}")
+    given = (ranks or {}).items()
+    stated = {check_path("ranks", path): check_whole(f"the rank of {path}", rank, 0) for path, rank in given}
     _check_options(output, select, args, collective_flows=collective_flows, snaps=snap_ns > 0)
     files = find_inputs(output, check_paths("inputs", inputs))
     if not overwrite:
@@ -125,10 +127,7 @@ def merge_traces(
     with merge_executor(output, executor) as workers:
         items, omissions = gather(
             files,
-            {
-                check_path("ranks", path): check_whole(f"the rank of {path}", rank, 0)
-                for path, rank in (ranks or {}).items()
-            },
+            stated,
             told.read,
             workers.prober,
             select,

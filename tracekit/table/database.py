@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tracekit.arguments import MAX_SECONDS
 from tracekit.errors import MissingExtraError, QueryError
 
 if TYPE_CHECKING:
@@ -22,11 +23,9 @@ T = TypeVar("T")
 # No comments: what follows must be the statement that the engine explains.
 _EXPLAIN: Final = re.compile(r"\s*explain\b(?:\s+analyze\b)?(?:\s*\([\w\s,]*\))?", re.IGNORECASE)
 _ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})
-_EFFECT: Final = re.compile(
-    "COPY|INSERT|UPDATE|DELETE|MERGE_INTO|JSON_EXECUTE"
-)  # operators of a plan that do more than read
+# Operators of a plan that do more than read.
+_EFFECT: Final = re.compile("COPY|INSERT|UPDATE|DELETE|MERGE_INTO|JSON_EXECUTE")
 _BATCH_ROWS: Final = 10_000
-_MAX_WAIT_S: Final = 10**9  # threads cannot wait for any time
 _FIRST_MEMORY_BYTES: Final = 350 * 10**6
 """Memory that tracekit's own statements get at first. They all use the disk beyond it, except aggregates that keep values."""
 
@@ -235,7 +234,7 @@ class Database:
     @contextlib.contextmanager
     def _limited(self) -> Iterator[None]:
         """Interrupt a statement that takes too long, and give errors of the engine the words for a user."""
-        timer = threading.Timer(min(self._limits.seconds, _MAX_WAIT_S), self._connection.interrupt)
+        timer = threading.Timer(min(self._limits.seconds, MAX_SECONDS), self._connection.interrupt)
         timer.daemon = True
         timer.start()
         try:

@@ -47,9 +47,8 @@ class IdSpace:
 
     namespace: int = -1  # the number of its namespace; -1 keeps the ids
     prefix: str = ""  # the text before the ids of async events
-    moved: dict[int, int] = field(
-        default_factory=dict
-    )  # new numbers for namespaces of an earlier merge that others use
+    # New numbers for namespaces of an earlier merge that others use.
+    moved: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
