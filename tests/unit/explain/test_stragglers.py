@@ -12,7 +12,7 @@ import pytest
 
 from tests.collective_traces import MS, SECOND, START_NS, Done, seen, torch_trace, write_ranks
 from tests.verdict_runs import command, count_alarms, drawn_times, write_run
-from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, STEP_NS, WAIT, own_times, with_waiting
+from tests.verdict_simulation import LAYOUTS, NOISES, STAGES, STEP_NS, WAIT, draw_seed, own_times, with_waiting
 from tracekit import find_stragglers, summarize_traces
 from tracekit.check.schemas import compile_schema
 from tracekit.errors import ConfigError
@@ -198,6 +198,40 @@ def test_ranks_that_come_at_random_are_left_in_peace(tmp_path: Path) -> None:
     assert report.stragglers == []
     assert report.collectives is not None
     assert report.collectives.count == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compared", [40, 10], ids="{} of 40 steps compared".format)
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_equal_ranks_do_not_come_late_to_collectives(tmp_path: Path, rho: float, compared: int) -> None:
+    seed = draw_seed((rho, compared))
+    random = np.random.default_rng(seed)
+    alarms = 0
+    for _ in range(30):
+        noise = random.normal(size=(160, 4)) * (1 - rho**2) ** 0.5
+        for number in range(1, 160):
+            noise[number] += rho * noise[number - 1]
+        waits = (1.5 * MS + 0.5 * MS * noise).clip(0).astype(int).tolist()
+        done = [
+            Done(
+                START_NS + number * 20 * MS,
+                "allreduce",
+                "0",
+                range(4),
+                1,
+                number // 4,
+                dict(enumerate(own)),
+                {},
+                number,
+            )
+            for number, own in enumerate(waits)
+        ]
+        texts = [torch_trace(rank, done, seen(), world_size=4) for rank in range(4)]
+        if compared == 10:
+            texts[3] = re.sub(r"ProfilerStep#(?=[1-3]\d)", "other", texts[3])
+        write_ranks(tmp_path, texts)
+        alarms += find_stragglers([str(tmp_path)], cache=False).stragglers != []
+    assert alarms <= 2, seed
 
 
 @pytest.mark.slow
