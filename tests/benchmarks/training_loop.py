@@ -2,7 +2,7 @@
 
 A step trains a network of fifty layers, with two slices around each in the forward pass, and is made to take about 10 ms: 10,000
 slices a second. Blocks of steps with and without tracekit take turns. Not on one CPU: the writer thread would then take
-from the step what a machine with a second CPU gives it.
+from the step what a machine with a second CPU gives it. With a GPU the network is there, and each step waits for it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ def training_step(torch: Any) -> Step:
     """Return a training step, its batch as large as a step of about 10 ms takes."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    linears = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    linears = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)).to(device)
     optimizer = torch.optim.SGD(linears.parameters(), lr=1e-4)
 
     nothing = contextlib.nullcontext()
-    samples = torch.randn(8, WIDTH)
+    samples = torch.randn(8, WIDTH, device=device)
 
     def step(layer: Any, linear: Any) -> None:
         values = samples
@@ -97,9 +98,11 @@ def training_step(torch: Any) -> Step:
                 with linear:
                     values = transform(values)
                 values = values.relu()
-        values.square().mean().backward()
+        loss = values.square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        loss.item()  # waits for a GPU
 
     def plain() -> None:
         step(nothing, nothing)
@@ -109,7 +112,7 @@ def training_step(torch: Any) -> Step:
         share = statistics.median(times_of(plain, 30)) / STEP_NS
         if 0.95 < share < 1.05:
             break
-        samples = torch.randn(max(8, min(int(len(samples) / share), 4 * len(samples), 100_000)), WIDTH)
+        samples = torch.randn(max(8, min(int(len(samples) / share), 4 * len(samples), 100_000)), WIDTH, device=device)
     return step
 
 
