@@ -82,7 +82,12 @@ DOORS = {
     "mcp": {"tracekit.view.mcp_server"},
     "mcp_types": {"tracekit.view.mcp_server"},
     "mlflow": {"tracekit.view.experiments"},
-    "msgspec": {"tracekit.capture.control_folder", "tracekit.explain.results", "tracekit.formats.trace_event"},
+    "msgspec": {
+        "tracekit.capture.control_folder",
+        "tracekit.explain.results",
+        "tracekit.formats.trace_event",
+        "tracekit.structs",
+    },
     "numpy": {"tracekit.explain.arrays"},
     "nvtx": {"tracekit.handlers.mirrors.nvtx"},
     "opentelemetry": {"tracekit.handlers.mirrors.opentelemetry"},

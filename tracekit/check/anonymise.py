@@ -6,7 +6,6 @@ Each trace is read twice: the first time to learn the names, the second time to 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -19,6 +18,7 @@ from tracekit.formats.json.window import scan_value
 from tracekit.formats.stack_frames import PARENT, STACK_FRAMES, frame_key, numbered_frames, rename_frames, renumber
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict, encode_events, encode_json
 from tracekit.storage import atomic_write, basename, refuse_existing, same_file, without_secrets
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,7 @@ _NAMES_SOMEBODY: Final = re.compile(rb"host|user|home|node|\\", re.IGNORECASE)
 _UNREADABLE: Final = b'"text"'
 
 
-@dataclass(frozen=True, slots=True)
-class AnonymousTrace:
+class AnonymousTrace(Struct, frozen=True):
     """A trace that was written."""
 
     source: str

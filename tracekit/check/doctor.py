@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +22,7 @@ from tracekit.distributed import LAUNCHERS, detect_process
 from tracekit.errors import ConfigError, StorageError, TracekitError
 from tracekit.processors import usable_processors
 from tracekit.storage import is_remote, put, read, remove_all, without_secrets
+from tracekit.structs import Struct, field
 from tracekit.version import DISTRIBUTION, __version__, other_distribution
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ _CONTENT: Final = b"tracekit doctor was here\n"
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EMLINK})
 
 
-@dataclass(slots=True)
-class Section:
+class Section(Struct):
     """One thing that was examined."""
 
     title: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 
 from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_option, add_output, add_traces
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 from tracekit.errors import ConfigError
+from tracekit.structs import to_builtins
 from tracekit.traces.inputs import ANONYMOUS, copy_name, trace_files
 
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
     if args.json:
-        print_json({"files": [asdict(trace) for trace in written], "replaced": counts})
+        print_json({"files": [to_builtins(trace) for trace in written], "replaced": counts})
     else:
         for trace in written:
             lost = f", {trace.lost:,} places LOST that could not be read" if trace.lost else ""

@@ -7,7 +7,6 @@ import importlib.metadata
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from tracekit.arguments import resolve_path
@@ -18,6 +17,7 @@ from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_
 from tracekit.errors import TracekitError
 from tracekit.outbox.spool import default_root
 from tracekit.storage import atomic_write, basename, refuse_existing, without_secrets
+from tracekit.structs import to_builtins
 from tracekit.traces.inputs import trace_files
 from tracekit.wording import counted
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         examine_packages(),
     ]
     problems = [problem for section in sections for problem in section.problems]
-    document = {"sections": [asdict(section) for section in sections], "problems": problems}
+    document = {"sections": [to_builtins(section) for section in sections], "problems": problems}
     if args.bundle is not None:
         _write_bundle(args.bundle, document, args.places, overwrite=args.force)
     if args.json:

@@ -6,13 +6,13 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tracekit import storage
 from tracekit.errors import MissingExtraError, StorageError, TracekitError
 from tracekit.merge import merge_traces
 from tracekit.merge.selection.selection import Selection
+from tracekit.structs import Struct
 from tracekit.traces.rank_ends import wait_for_ranks
 from tracekit.version import DISTRIBUTION
 from tracekit.wording import size_words
@@ -24,8 +24,7 @@ _IDS_SHARE: Final = 0.5  # what --args ids leaves of a trace of torch.profiler, 
 _ISOLATED: Final = re.compile(r"-[A-Za-z]*([IES])[A-Za-z]*")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
+class RecordedRun(Struct, frozen=True):
     """The reports of the processes of a command."""
 
     notes: Mapping[str, Any]  # their notes by name; see `tracekit.auto.notes`
@@ -108,8 +107,7 @@ def _why_unseen(command: Sequence[str]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
+class MergePlan(Struct, frozen=True):
     """Options of a merge with a result that a browser can load."""
 
     args: str = "all"  # see `merge_traces`

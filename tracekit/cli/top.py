@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
 import shutil
 import sys
@@ -17,6 +16,7 @@ from tracekit.cli.named_runs import find_run
 from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
 from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import without_secrets
+from tracekit.structs import replace
 from tracekit.view.live import Look, RunState, Watch
 from tracekit.view.live.screen import ORDERS, RunTable, run_table
 from tracekit.view.live.states import CUT_AFTER_NS, look_document
@@ -101,7 +101,7 @@ def _watch(args: argparse.Namespace, watcher: _Watcher) -> None:
             try:
                 look, shown = good = watcher.look()
             except StorageError as error:  # the storage may come back
-                look, shown = dataclasses.replace(good[0], notes=(str(error), *good[0].notes)), good[1]
+                look, shown = replace(good[0], notes=(str(error), *good[0].notes)), good[1]
     finally:
         if screen is not None:
             screen.stop()

@@ -6,7 +6,6 @@ the others have waited for it. Durations are enough for that: the clocks need no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +13,7 @@ from tracekit.explain.arrays import np
 from tracekit.explain.stragglers_results import CollectiveReport, Member
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import UNSET, Event, Raw, encode_json
+from tracekit.structs import Struct
 from tracekit.traces.collectives.collector import NAMES_OF_COLLECTIVES, Collective, CollectiveCollector, by_group
 from tracekit.traces.collectives.matching import match
 
@@ -105,8 +105,7 @@ def _covers(starts: Ints, ends: Ints, times: Ints) -> Bools:
     return covered
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """Waiting in collectives."""
 
     report: CollectiveReport | None  # None where no collective was found on two ranks or more

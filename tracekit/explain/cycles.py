@@ -13,10 +13,10 @@ same time between two ends of this stage, and each takes its own time between tw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.arrays import np
+from tracekit.structs import Struct
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ _KNOWN: Final = 3.0
 _MUCH_LESS: Final = 0.7
 
 
-@dataclass(frozen=True, slots=True)
-class Cycles:
+class Cycles(Struct, frozen=True):
     """Stage times from one meeting of the ranks to the next; from step to step where the ranks do not wait."""
 
     times: Floats  # shape (ranks, cycles, stages)
@@ -60,8 +59,7 @@ class Cycles:
         return self.begins[cycle] + (self.order[place] < self.order[0])
 
 
-@dataclass(frozen=True, slots=True)
-class StageCost:
+class StageCost(Struct, frozen=True):
     """Cost of a stage for the run."""
 
     exposed: float  # mean growth of the frontier in the stage
@@ -123,8 +121,7 @@ def _waiting_stage(times: Floats, follows: Floats, meets: Sequence[bool]) -> tup
     return (found, True) if waits else (stages - 1, False)
 
 
-@dataclass(frozen=True, slots=True)
-class RunCycles:
+class RunCycles(Struct, frozen=True):
     """The stages of all ranks in the steps that they have in common."""
 
     ranks: list[int]  # the ranks that are compared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from tracekit.explain.diff_results import STEP, Change, DiffSide, Presence, Trac
 from tracekit.explain.noise import Correction
 from tracekit.explain.run import check_shares, open_run
 from tracekit.explain.run_change import compare_runs, count_stages, find_causes, marker_of, stage_costs_of
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,8 +67,7 @@ SELECT label, coalesce(list(duration_ns::DOUBLE ORDER BY number) FILTER (duratio
 FROM own WHERE number % (2 ** ceil(log2(greatest(1.0, slices / {most}.0))))::BIGINT = 0 GROUP BY label ORDER BY label"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
+class _Series(Struct, frozen=True):
     """A marker on one side.
 
     Attributes:
@@ -83,8 +82,7 @@ class _Series:
     presence: float  # the share of steps that have it
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
+class _Side(Struct, frozen=True):
     """One run."""
 
     shown: DiffSide  # the files and ranks that were compared, and the number of steps

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tracekit.explain.results import Result
 from tracekit.explain.run import recordings_of
 from tracekit.formats.merged_head import CUT, DROPPED, Accounts, RecordedFile, RecordingLoss, losses_of_process
 from tracekit.formats.rank_trace import GAP_EVENT, LOST_EVENTS_KEY
+from tracekit.structs import astuple
 
 if TYPE_CHECKING:
     from tracekit.explain.run import Run
@@ -89,7 +89,7 @@ def losses_of(run: Run) -> LossReport:
         found += losses_of_process(rank, recorded)
     ordered = sorted(set(found), key=lambda loss: (loss.rank, loss.path, loss.kind, loss.reason, loss.count or 0))
     return LossReport(
-        recording=[Loss(*dataclasses.astuple(loss)) for loss in ordered],
+        recording=[Loss(*astuple(loss)) for loss in ordered],
         reading=[
             ReadingLoss(facts["path"], kind, count)
             for facts in run.facts

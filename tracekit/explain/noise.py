@@ -14,12 +14,12 @@ half is white, the first alone accuses a quarter of the runs of two equal ranks 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.arrays import medians, np, robust_deviation
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats
@@ -38,8 +38,7 @@ _LIMIT: Final = 8.0  # deviations from the median; see `_limited`
 _MAX_CORRELATION: Final = 0.999
 
 
-@dataclass(frozen=True, slots=True)
-class MeanEstimate:
+class MeanEstimate(Struct, frozen=True):
     """Means of series, and how well they are known. All attributes have one value for each series."""
 
     mean: Floats  # the mean of the limited values: single values far off the median count as 8 robust deviations
@@ -49,8 +48,7 @@ class MeanEstimate:
     freedom: Floats  # degrees of freedom of Student's t for mean / error
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
+class Correction(Struct, frozen=True):
     """Several tests that share one probability of a false result (Bonferroni)."""
 
     tests: int  # number of tests

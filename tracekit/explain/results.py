@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from msgspec import Struct, to_builtins
 from msgspec.json import decode, encode
 
 from tracekit.explain.text import duration, share, shortened, table
 from tracekit.markup import html_lines, html_table
+from tracekit.structs import Struct, to_builtins
 from tracekit.wording import size_words
 
 if TYPE_CHECKING:

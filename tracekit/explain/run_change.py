@@ -8,7 +8,6 @@ that of the step, and its own time has changed as much on a rank.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +17,7 @@ from tracekit.explain.cycles import cycles_of_run
 from tracekit.explain.diff_results import Cause
 from tracekit.explain.noise import MIN_FREEDOM, critical_values, estimate_means, upper_tail
 from tracekit.explain.stages import training_stages
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +31,7 @@ _MAX_REACH: Final = math.log(100)
 _PART: Final = 0.5  # the part of a change that must be seen on a rank, or at the frontier, to explain it
 
 
-@dataclass(frozen=True, slots=True)
-class RunChange:
+class RunChange(Struct, frozen=True):
     """The mean of a time in one run and in earlier runs."""
 
     before: float  # geometric mean of the means of the earlier runs
@@ -60,8 +59,7 @@ class RunChange:
         return math.exp(reach)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mean:
+class _Mean(Struct, frozen=True):
     log: float
     variance: float
     freedom: float
@@ -116,8 +114,7 @@ def _tail(change: float, error: float, freedom: float) -> float:
     return upper_tail(change / error, max(1.0, freedom))
 
 
-@dataclass(frozen=True, slots=True)
-class StageCosts:
+class StageCosts(Struct, frozen=True):
     """The costs of the stages of a run whose ranks wait for each other."""
 
     costs: dict[str, Floats]  # the growth of the frontier in each cycle

@@ -12,7 +12,6 @@ longer. `OutlierSteps.is_recurrent` answers a second question: does one rank hav
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain import CONFIDENCE, MIN_SHARE, MIN_VALUES
@@ -26,6 +25,7 @@ from tracekit.explain.noise import (
     quantile,
     upper_tail,
 )
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from tracekit.explain.arrays import Floats, Ints
@@ -45,8 +45,7 @@ _BLAMED_SHARE: Final = 0.5
 _MAX_CHANCE: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRank:
+class SlowRank(Struct, frozen=True):
     """A rank that is slower than the others. Times are in the unit of the input.
 
     Attributes:
@@ -63,8 +62,7 @@ class SlowRank:
     each: Floats  # the same in each cycle
 
 
-@dataclass(frozen=True, slots=True)
-class RankComparison:
+class RankComparison(Struct, frozen=True):
     """Result of a comparison of ranks.
 
     Attributes:
@@ -187,8 +185,7 @@ def _steps_needed(deviation: float, each: float, tail: float, shown: float, step
     return next((count for count in counts if count > steps and suffices(count)), _MAX_STEPS)
 
 
-@dataclass(frozen=True, slots=True)
-class OutlierSteps:
+class OutlierSteps(Struct, frozen=True):
     """Steps that one rank, or all ranks together, made longer than usual in one stage. Times are in the unit of the input."""
 
     row: int | None  # the rank that came late, by its place in the input; None if all ranks took longer

@@ -8,12 +8,12 @@ Of stages that cross, the time that both share counts for the one that ends firs
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
 from tracekit.explain.run import shortened_name
 from tracekit.explain.summary_results import GapSummary, LoadingSummary
+from tracekit.structs import Struct
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ SELECT coalesce(rank, -1) AS rank, hash(pid, tid) AS thread_key, coalesce(min(th
 FROM tracks GROUP BY ALL"""
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
+class StageTimes(Struct, frozen=True):
     """The stages of a rank."""
 
     steps: RankSteps  # the steps of the rank
@@ -101,8 +100,7 @@ class StageTimes:
         return max(0, int(self.steps.counted.sum()) - int(self.totals_ns.sum()))
 
 
-@dataclass(slots=True)
-class _Thread:
+class _Thread(Struct):
     """The stages of one thread: one value of each array for each stage."""
 
     key: int
@@ -120,8 +118,7 @@ class _Thread:
     cut: Counter[int]
 
 
-@dataclass(slots=True)
-class _Stage:
+class _Stage(Struct):
     """The sums of a stage over the training threads of a rank."""
 
     times: Floats  # its time in each step

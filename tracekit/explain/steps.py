@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from tracekit.explain.arrays import np, robust_deviation
+from tracekit.structs import Struct, field
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ _LONGER_SHARE: Final = 0.1
 _DEVIATIONS: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class RankSteps:
+class RankSteps(Struct, frozen=True):
     """The steps of one rank in order of time, apart from each other. All arrays have one value for each step."""
 
     numbers: Ints  # their numbers. After a restart, a number may be there twice.
@@ -70,8 +69,7 @@ class RankSteps:
 _NO_STEPS: Final = RankSteps(*(np.zeros(0, dtype=kind) for kind in (int, int, int, bool)))
 
 
-@dataclass(frozen=True, slots=True)
-class RunSteps:
+class RunSteps(Struct, frozen=True):
     """The steps of all ranks."""
 
     ranks: dict[int, RankSteps]  # the steps of each rank that has steps

@@ -6,7 +6,6 @@ Names are those of the trace; who prints them makes them printable.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from tracekit.explain.gpu_results import DEVICE_TIMES, GPUTime, device_cells, de
 from tracekit.explain.results import Result
 from tracekit.explain.stragglers_results import StepOutlier, Straggler
 from tracekit.explain.text import ENDS, duration, range_cells, section, share, shortened, shortened_apart
+from tracekit.structs import Struct
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
@@ -224,8 +224,7 @@ def step_cells(rank: RankSummary) -> tuple[str, ...]:
     return (f"{steps.count:,}", *map(duration, times))
 
 
-@dataclass(frozen=True, slots=True)
-class NameRow:
+class NameRow(Struct, frozen=True):
     """All slices of one name and category on all ranks.
 
     Attributes:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.rank_trace import DUMP_EVENT, GAP_EVENT, LOSS_EVENT, LOST_EVENTS_KEY, SUMMARY_EVENT
 from tracekit.formats.stack_frames import STACK_FRAMES
 from tracekit.formats.trace_event import UNSET, Raw, args_depth, decode_dict, decode_or_none, encode_json
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -214,8 +214,7 @@ _UNWRITTEN: Final = "events that could not be written, at least"
 _NO_SUMMARY: Final = "the file ends without its summary"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingLoss:
+class RecordingLoss(Struct, frozen=True):
     """A loss of a rank during its recording."""
 
     rank: int
@@ -225,8 +224,7 @@ class RecordingLoss:
     count: int | None  # of events or failures, or None if unknown
 
 
-@dataclass(slots=True)
-class Accounts:
+class Accounts(Struct):
     """The statements of one file about its losses."""
 
     summary: dict[str, Any] | None = None  # the args of its summary

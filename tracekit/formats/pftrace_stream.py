@@ -16,14 +16,14 @@ import re
 import zlib
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
-from struct import Struct
+from struct import Struct as Packing
 from struct import error as StructError  # noqa: N812 - a class
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.byte_stream import ConvertedStream
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.pftrace import BEGIN, COUNTER, END, INSTANT, WireError, fields, flow_offset, packet_at, signed
+from tracekit.structs import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +45,8 @@ _BOOTTIME: Final = 6
 _REALTIME: Final = 1
 _FIRST_OF_SEQUENCE: Final = 64
 _LAST_OF_SEQUENCE: Final = 127
-_DOUBLE: Final = Struct("<d")
-_FIXED64: Final = Struct("<Q")
+_DOUBLE: Final = Packing("<d")
+_FIXED64: Final = Packing("<Q")
 _CATEGORIES, _NAMES, _ARGUMENTS, _TEXTS = 1, 2, 3, 29
 _MAX_KNOWN: Final = 20_000
 _NESTED_LIST: Final = 2
@@ -341,8 +341,7 @@ class _Clocks:
         return (sequence if _FIRST_OF_SEQUENCE <= clock <= _LAST_OF_SEQUENCE else 0, clock)
 
 
-@dataclass(slots=True)
-class _Track:
+class _Track(Struct):
     parent: int = 0
     name: str = ""
     pid: int | None = None
@@ -352,8 +351,7 @@ class _Track:
     thread: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """The process and thread of the events of a track."""
 
     pid: int | str  # a name for tracks without a process
@@ -459,8 +457,7 @@ class _Incremental:
         return self.texts.get((table, value), "") if isinstance(value, int) else _text_of(value)
 
 
-@dataclass(slots=True)
-class _TrackEvent:
+class _TrackEvent(Struct):
     """A track event."""
 
     kind: int = 0

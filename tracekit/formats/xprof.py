@@ -15,13 +15,13 @@ Sources: openxla/xla ``xla/tsl/profiler/protobuf/xplane.proto`` and ``trace_even
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracekit.errors import StorageError
 from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.pftrace import WireError, fields, varint
 from tracekit.storage import basename, exists, open_read
+from tracekit.structs import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -49,8 +49,7 @@ _STAT_NAME, _UNSIGNED, _SIGNED = 1, 3, 4
 _WANTED_PLANES: Final = frozenset({b"Task Environment", b"/host:metadata"})
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileStart:
+class ProfileStart(Struct, frozen=True):
     """The start and the identity of a trace of XLA's profiler, as far as they are known."""
 
     start_ns: int | None = None  # the zero of its times, in ns since the epoch by its host's wall clock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracekit.arguments import check_path, check_paths, check_whole
@@ -19,6 +18,7 @@ from tracekit.merge.selection.selection import Selection
 from tracekit.merge.write.event_counts import EventCounts, losses_as_json
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import atomic_write, refuse_existing, size_bytes, without_secrets
+from tracekit.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.merged_head import CUT, FAILED, MAX_KEYS, MAX_VALUE_BYTES
 from tracekit.merge.align.placement import duration
+from tracekit.structs import Struct, to_builtins
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ SELECTED: Final = {
 """Descriptions of the reasons for which the selection excludes an event."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputReport:
+class InputReport(Struct, frozen=True):
     """One input of a merge.
 
     ``generation`` describes the form of its times. ``base_time_ns`` is None if its clock is unknown.
@@ -72,8 +71,7 @@ class InputReport:
     header_left_out: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OmissionReport:
+class OmissionReport(Struct, frozen=True):
     """A file that is not in the merged trace. It is ``harmless`` if no data of the run is missing because of it."""
 
     path: str
@@ -81,8 +79,7 @@ class OmissionReport:
     harmless: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """The events of one input that the selection excludes. ``count`` is None for an input that was not read."""
 
     path: str
@@ -90,8 +87,7 @@ class LeftOut:
     count: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
+class RankReport(Struct, frozen=True):
     """A rank with its clock and its processes.
 
     Attributes:
@@ -111,8 +107,7 @@ class RankReport:
     error_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """A repair without loss. ``offset_bytes`` is the position of the first one, or None if unknown."""
 
     path: str
@@ -122,8 +117,7 @@ class Repair:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     """Dropped events. They are ``lost`` if they contained data of the run."""
 
     path: str
@@ -133,8 +127,7 @@ class Drop:
     lost: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Causality:
+class Causality(Struct, frozen=True):
     """The result of a check that the order of events of several ranks is possible on the merged timeline.
 
     No rank leaves a synchronizing collective before all ranks have entered it, and no receive ends before its send has
@@ -160,8 +153,7 @@ class Causality:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MergeReport:
+class MergeReport(Struct, frozen=True):
     """The counts and findings of a merge.
 
     ``events_out`` = ``events_in`` + ``metadata_added`` + ``collective_events_added`` + ``clock_events_added`` - dropped -
@@ -223,7 +215,7 @@ class MergeReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
-        return {"format_version": FORMAT_VERSION, "complete": self.complete, **asdict(self)}
+        return {"format_version": FORMAT_VERSION, "complete": self.complete, **to_builtins(self)}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,7 @@ from tracekit.merge.report import happened
 from tracekit.merge.scan.inputs import gather
 from tracekit.merge.scan.probe import probe
 from tracekit.storage import refuse_existing, remove_all, without_secrets
+from tracekit.structs import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,7 @@ _MOST_PARTS: Final = 1000
 _HOLE: Final = "{part}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One part of a trace.
 
     Attributes:

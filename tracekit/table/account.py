@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.formats.merged_head import ACCOUNTS, PROCESS_EVENT, Accounts, stated_losses, stated_ranks
 from tracekit.formats.rank_trace import CLOCK_OFFSET_EVENT, CLOCK_STEP_EVENT
+from tracekit.structs import Struct, asdict, astuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +18,7 @@ _MAX_PROCESSES: Final = 100_000
 _PROCESS_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """A recording of a process by tracekit."""
 
     rank: int  # its rank
@@ -95,8 +94,8 @@ class AccountCollector:
         losses = [] if ranks is None else stated_losses(reader.header, set(ranks.values()))
         return {
             "metadata": metadata,
-            "recordings": [dataclasses.astuple(one) for one in recordings],
-            "losses": [dataclasses.asdict(one) for one in losses],
+            "recordings": [astuple(one) for one in recordings],
+            "losses": [asdict(one) for one in losses],
             "clocks": [] if ranks is None else [clock.to_json() for clock in stated_ranks(reader.header)],
             "exchange": best,
             "clock_steps": [(of, *values) for of, values in steps.items()],

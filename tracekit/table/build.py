@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import StorageError, TraceFormatError, TracekitError
+from tracekit.structs import astuple, replace, to_builtins
 from tracekit.table.columns import FileFacts, TrackFacts, read_columns
 from tracekit.table.database import Database, Limits
 from tracekit.table.extend import extend_tables, write_columns
@@ -75,9 +75,9 @@ def _outer(one: int | None, other: int | None, outer: Callable[[int, int], int])
 def _finish(database: Database, facts: FileFacts, folder: Path, parts: dict[str, list[Part]]) -> None:
     """Write the tracks, the steps and the facts of an entry with these parts."""
     _write_dimensions(database, facts, folder)
-    document = dataclasses.asdict(dataclasses.replace(facts, tracks=[], steps=[]))
+    document = to_builtins(replace(facts, tracks=[], steps=[]))
     # Name, first row and number of rows of each part.
-    document["parts"] = {name: [dataclasses.astuple(part) for part in own] for name, own in parts.items()}
+    document["parts"] = {name: [astuple(part) for part in own] for name, own in parts.items()}
     (folder / FACTS).write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -106,7 +106,7 @@ def _read(path: str, folder: Path, **options: Any) -> tuple[_merge.Columns | Pla
 
 def _write_dimensions(database: Database, facts: FileFacts, folder: Path) -> None:
     tracks = {"track": int, "pid": int, "tid": int, "process": str, "thread": str, "rank": int}
-    rows = ((number, *dataclasses.astuple(track)) for number, track in enumerate(facts.tracks))
+    rows = ((number, *astuple(track)) for number, track in enumerate(facts.tracks))
     database.write_rows(rows, tracks, folder / "tracks.parquet")
     steps: dict[str, type] = dict.fromkeys(("step_index", "rank", "step", "start_ns", "end_ns"), int)
     steps |= {"evaluation": bool, **dict.fromkeys(COUNTS, int)}
@@ -128,4 +128,4 @@ def _write_dimensions(database: Database, facts: FileFacts, folder: Path) -> Non
     )
 
 
-assert [field.name for field in dataclasses.fields(TrackFacts)] == ["pid", "tid", "process", "thread", "rank"]
+assert TrackFacts.__struct_fields__ == ("pid", "tid", "process", "thread", "rank")

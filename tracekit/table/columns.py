@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit import core
@@ -23,6 +22,7 @@ from tracekit.formats.trace_event import (
     time_field,
 )
 from tracekit.storage import without_secrets
+from tracekit.structs import Struct, field
 from tracekit.table.account import AccountCollector
 from tracekit.table.growth import NewBytes
 from tracekit.table.plain_columns import DEVICE_CATEGORIES, NO_ARGS, PlainColumns
@@ -42,8 +42,7 @@ _MORE, _ODD = 0, 1
 _MAX_NAME: Final = 200
 
 
-@dataclass(slots=True)
-class TrackFacts:
+class TrackFacts(Struct):
     """A track of a file."""
 
     pid: int  # its process id; one that is not a number has a number from `FREE_NUMBERS` on, as in a merge
@@ -53,8 +52,7 @@ class TrackFacts:
     rank: int | None  # its rank in a merged trace, else None
 
 
-@dataclass(slots=True)
-class FileFacts:
+class FileFacts(Struct):
     """The facts of a file beside its rows. All can be written as JSON.
 
     Attributes:

@@ -6,11 +6,11 @@ import contextlib
 import json
 import re
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tracekit.arguments import MAX_SECONDS
 from tracekit.errors import MissingExtraError, QueryError
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +32,7 @@ _FIRST_MEMORY_BYTES: Final = 350 * 10**6
 _TYPES: Final = {int: "BIGINT", float: "DOUBLE", str: "VARCHAR", bool: "BOOLEAN"}
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The limits of a query."""
 
     seconds: float = 600.0  # the maximum time

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ from tracekit.formats.byte_stream import TraceStream
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 from tracekit.formats.trace_event import decode_or_none, encode_event
 from tracekit.storage import is_remote
+from tracekit.structs import Struct, asdict, field
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,8 +34,7 @@ _MAX_LOG_BYTES: Final = 64 * 1024 * 1024
 _SEPARATORS: Final = b" \t\r\n,"
 
 
-@dataclass(slots=True)
-class Part:
+class Part(Struct):
     """A part of a table."""
 
     name: str  # the name of its file in the entry
@@ -43,8 +42,7 @@ class Part:
     rows: int  # the number of its rows that count; the file may have more
 
 
-@dataclass(slots=True)
-class Growth:
+class Growth(Struct):
     """The state from which the tables of a file are extended."""
 
     at: int = 0  # the offset behind the last whole record
@@ -90,7 +88,7 @@ class Growth:
 
     def save(self, folder: Path) -> None:
         """Write the state to the folder of an entry."""
-        document = {one.name: getattr(self, one.name) for one in fields(self)}  # asdict would copy all steps
+        document = asdict(self)
         document["parts"] = {name: [asdict(part) for part in parts] for name, parts in self.parts.items()}
         (folder / _FILE).write_text(json.dumps(document), encoding="ascii")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.processors import start_method, usable_processors
 from tracekit.storage import basename, is_remote, size_bytes
+from tracekit.structs import Struct
 from tracekit.table.build import LIMITS, build_entry, extend_entry, read_facts
 from tracekit.table.cache import file_key
 from tracekit.table.database import Database
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _MIN_BYTES: Final = 64 * 1024 * 1024  # a process takes as long to start as some MB to read
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A file, and the steps of its rank that other files state.
 
     Attributes:

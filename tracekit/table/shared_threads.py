@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tracekit.structs import Struct
 from tracekit.table.build import FACTS, LIMITS
 from tracekit.table.cache import key_of
 from tracekit.table.database import Database
@@ -47,8 +47,7 @@ SELECT s.member, s.id, n.depth, p.id AS parent, p.member AS parent_member, n.sel
 FROM to_nest s JOIN nesting n USING (place) LEFT JOIN to_nest p ON p.place = n.parent"""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A file of a rank."""
 
     path: str  # the file
@@ -57,8 +56,7 @@ class Member:
     base_ns: int  # the base of its times
 
 
-@dataclass(frozen=True, slots=True)
-class SharedThreads:
+class SharedThreads(Struct, frozen=True):
     """The entry with the events of the files of a rank that share threads."""
 
     members: list[Member]  # the files. Of slices with equal times, that of the earlier file encloses the other.

@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import os
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, StorageError, TraceFormatError
 from tracekit.storage import basename, without_secrets
+from tracekit.structs import Struct, field
 from tracekit.table.build import KEY_ARGS_FILE, build_args, read_facts
 from tracekit.table.cache import open_cache
 from tracekit.table.columns import Head, peek_head
@@ -35,8 +35,7 @@ _ARGS: Final = "args.parquet"
 _PROBE: Final = "args_probe"
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     """A file with its tables."""
 
     path: str  # file or URL

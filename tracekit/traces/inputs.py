@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from tracekit.formats.kineto import rank_in_name, rank_of_header
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.xprof import ANCHOR_EVENT
 from tracekit.storage import basename, exists, expand, is_remote, open_read, printable_name, same_file
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -216,8 +216,7 @@ def base_of(header: dict[str, Any], metadata: dict[str, Any]) -> int:
     return whole_number(base, 2**62) or 0
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RunFolder:
+class RunFolder(Struct, frozen=True, order=True):
     """A folder with the traces of a run. Later ones are greater."""
 
     modified_s: float  # time of the last write to a trace, since the epoch

@@ -5,8 +5,9 @@ A merged trace keeps both, so that it can be merged further.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from tracekit.structs import Struct, field
 
 ProcessKey = tuple[int, int | str]
 """The identity of a process within its rank: (kind, its number or name). It is written into merged traces."""
@@ -20,8 +21,7 @@ IDENTITY_KEYS: Final = ("host", "boot_id", "pid", "start_ticks", "attempt", "run
 """The metadata of a process that identify it."""
 
 
-@dataclass(slots=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct):
     """A process of a rank."""
 
     rank: int
@@ -79,8 +79,7 @@ class ProcessIdentity:
         return cls(rank, pid, own, name, recorded, began_ns, frozenset(map(str, companions)), path)
 
 
-@dataclass(slots=True)
-class KnownProcess:
+class KnownProcess(Struct):
     """A process of an input that is known before the events are read."""
 
     rank: int

@@ -6,7 +6,6 @@ import os
 import posixpath
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,7 @@ from tracekit.formats.json.reader import decode
 from tracekit.formats.rank_trace import COMPANION_EVENT, SUMMARY_EVENT
 from tracekit.formats.trace_event import decode_dict, raw_field
 from tracekit.storage import exists, expand, is_remote, open_read, without_secrets
+from tracekit.structs import Struct, field
 from tracekit.traces.collectives.search import find_events
 from tracekit.traces.rank_head import HEAD_BYTES, Head, read_head
 from tracekit.wording import counted, rank_spans
@@ -31,8 +31,7 @@ _SUMMARY: Final = f'"{SUMMARY_EVENT}"'.encode()
 _MAX_NAMED: Final = 5
 
 
-@dataclass(slots=True)
-class _RankFile:
+class _RankFile(Struct):
     """A rank trace as it was read last."""
 
     # Size and modification time of a local file that can grow; None for other files.
@@ -43,8 +42,7 @@ class _RankFile:
     companions: list[str] | None = None  # None until they are read
 
 
-@dataclass(slots=True)
-class RankEnds:
+class RankEnds(Struct):
     """The existing and the missing traces of a run."""
 
     traces: list[str] = field(default_factory=list)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tracekit.formats.decimal_time import parse_us, whole_number
@@ -17,6 +16,7 @@ from tracekit.formats.rank_trace import (
     METADATA_EVENT,
 )
 from tracekit.formats.trace_event import decode_json
+from tracekit.structs import Struct
 
 HEAD_BYTES: Final = 8192
 MAX_HEAD_BYTES: Final = 256 << 10
@@ -39,8 +39,7 @@ _RANK: Final = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*"rank"\s*:\s*(\
 _NUMBERS: Final = re.compile(rb'"(rank|attempt|pid)"\s*:\s*(\d{1,12})\b')
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """The first lines of a rank trace; see `tracekit.formats.rank_trace`."""
 
     run_id: str
@@ -68,8 +67,7 @@ class Head:
         return self.attempt, self.start_ns, self.host, self.boot_id, self.pid, self.start_ticks
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(Struct, frozen=True):
     """The index of a recording on an object store."""
 
     run_id: str
@@ -79,8 +77,7 @@ class Index:
     complete: bool  # True if the recording has ended and everything is there
 
 
-@dataclass(frozen=True, slots=True)
-class OtherTrace:
+class OtherTrace(Struct, frozen=True):
     """A trace of another tool, such as torch.profiler, vLLM, sglang or JAX, or the result of a merge."""
 
     rank: int | None  # the rank that its head states; None where it states none

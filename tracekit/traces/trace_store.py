@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.errors import ConfigError, StorageError
 from tracekit.storage import explained, filesystem_of, is_remote, without_secrets
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,8 +23,7 @@ _RECOVERED: Final = (".recovered.json", ".recovered.json.gz")  # copies by `trac
 _MAX_DEPTH: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A file as the storage lists it."""
 
     path: str

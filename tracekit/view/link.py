@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.client
 import urllib.request
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from tracekit.storage import signed_url, without_secrets
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from tracekit.view.open.ui import PerfettoUI
@@ -24,8 +24,7 @@ _REMEDIES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TraceLink:
+class TraceLink(Struct, frozen=True):
     """A link into a Perfetto UI."""
 
     address: str  # the link. Anyone who has it can read the trace

@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.flight_dump import is_flight_dump
 from tracekit.formats.pftrace import WireError, fields
 from tracekit.storage import basename, open_read, size_bytes, without_secrets
+from tracekit.structs import Struct
 
 Cell = None | int | float | str | bytes
 _PIECE_BYTES: Final = 16 << 20
@@ -35,8 +35,7 @@ _HOW_TO_GET_IT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(Struct, frozen=True):
     """The result of a query: names of columns, which may repeat, and rows of values."""
 
     columns: list[str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
@@ -19,6 +18,7 @@ from tracekit.formats.trace_event import (
     raw_number,
     time_field,
 )
+from tracekit.structs import Struct, to_builtins
 from tracekit.traces.pairs import OpenSlices
 from tracekit.wording import counted
 
@@ -50,8 +50,7 @@ _REPAIRS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSlice:
+class OpenSlice(Struct, frozen=True):
     """A slice without an end: the process was in it when the file ended, or its end is lost.
 
     Attributes:
@@ -67,8 +66,7 @@ class OpenSlice:
     open_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveryReport:
+class RecoveryReport(Struct, frozen=True):
     """The damage of one file and its recovery.
 
     Attributes:
@@ -114,7 +112,7 @@ class RecoveryReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
-        return {"status": "whole" if self.whole else "recovered", "complete": self.complete, **asdict(self)}
+        return {"status": "whole" if self.whole else "recovered", "complete": self.complete, **to_builtins(self)}
 
     def lines(self) -> list[str]:
         """Return the report for people."""

@@ -8,8 +8,9 @@ v52 engine unless a version is given; ``tests/golden`` asks the engine again.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
+
+from tracekit.structs import Struct, asdict
 
 # A rank trace by tracekit, a merged trace by tracekit, or a Trace Event Format file by anybody else.
 Kind = Literal["rank", "merged", "other"]
@@ -19,8 +20,7 @@ Severity = Literal["error", "warning"]
 _WARNINGS_IN_MERGED: Final = frozenset({"perfetto-phase"})
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One rule."""
 
     id: str
@@ -155,8 +155,7 @@ RULES: Final = {name: Rule(name, why, own, other) for own, other, whys in _BY_SE
 KEPT_PER_RULE: Final = 10  # the maximum number of kept problems of one rule; all are counted
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A rule broken at one place.
 
     Attributes:
@@ -185,8 +184,7 @@ class Problem:
         return f"{': '.join(place)}: {label}[{self.rule}] {self.message}{more}"
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
+class ValidationReport(Struct, frozen=True):
     """The verdict on one file.
 
     Attributes:

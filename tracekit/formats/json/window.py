@@ -6,12 +6,12 @@ import json
 import re
 from array import array
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tracekit import core
 from tracekit.formats.byte_stream import Closing
 from tracekit.formats.trace_event import REFUSED, decode_raw, decode_raw_list
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,7 @@ _SPACE: Final = b" \t\r\n"
 _SEPARATOR: Final = re.compile(rb"[ \t\r\n,]*")
 
 
-@dataclass(slots=True)
-class Finding:
+class Finding(Struct):
     """One kind of damage in a file, counted, with its first place in the unpacked file."""
 
     kind: str  # for example "unescaped_quote"
@@ -41,8 +40,7 @@ class Finding:
     event: int | None = None  # the number of the first damaged event, from 1; None for damage outside of the events
 
 
-@dataclass(frozen=True, slots=True)
-class LostBytes:
+class LostBytes(Struct, frozen=True):
     """A part of the unpacked file that could not be read."""
 
     offset_bytes: int

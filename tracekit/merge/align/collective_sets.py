@@ -10,13 +10,13 @@ group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import Raw
 from tracekit.merge.align.measure import CollectiveLog, members_of_groups
 from tracekit.merge.report import Causality
+from tracekit.structs import Struct
 from tracekit.traces.collectives.matching import match_near
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ def _messages(placed: Placement) -> list[tuple[tuple[int, int], tuple[int, int]]
     return [(sent[0], received[0]) for sent, received in found.values() if len(sent) == len(received) == 1]
 
 
-@dataclass(frozen=True, slots=True)
-class AddedEvent:
+class AddedEvent(Struct, frozen=True):
     """An event that the merge adds behind those of an input.
 
     Process and thread are those of the input, the time is that of the merged trace.

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 from operator import add, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tracekit.structs import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -28,8 +29,7 @@ _BEYOND_NS: Final = 1_000_000_000_000
 """How far the outer knots of a map lie from its span: a drift between two near ones would be lost in whole nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockMap:
+class ClockMap(Struct, frozen=True):
     """An offset as a function of time: linear between knots, and beyond them as between the last two.
 
     A later time never becomes an earlier one, and times that are equal stay so: slices nest as before.
@@ -69,8 +69,7 @@ class ClockMap:
         return ClockMap(tuple((time + offset, -offset) for time, offset in self.knots))
 
 
-@dataclass(frozen=True, slots=True)
-class ClockEstimate:
+class ClockEstimate(Struct, frozen=True):
     """The offset from one clock to another."""
 
     map: ClockMap  # the offset as a function of the first clock's time
@@ -173,8 +172,7 @@ def find_paths(reference: Hashable, links: Iterable[Link]) -> dict[Hashable, Clo
     return found
 
 
-@dataclass(slots=True)
-class ClockDomain:
+class ClockDomain(Struct):
     """Inputs with one clock, and its place on the merged timeline, which `solve` finds."""
 
     members: list[int]  # their places among all inputs

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 import re
 import zlib
-from dataclasses import dataclass
 from operator import attrgetter
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,6 +24,7 @@ from tracekit.merge.align.estimate import (
 )
 from tracekit.merge.scan.merged_tables import stated_clocks
 from tracekit.storage import basename
+from tracekit.structs import Struct
 from tracekit.traces.collectives.collector import by_group, read_collectives, thinned
 from tracekit.traces.collectives.matching import match
 
@@ -42,8 +42,7 @@ _MAX_OF_GROUP: Final = 300
 """How many collectives of a process group are kept: enough for the clocks, and little for thousands of ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveLog:
+class CollectiveLog(Struct, frozen=True):
     """The collectives of one rank in one input."""
 
     number: int

@@ -7,7 +7,6 @@ and flagged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -16,6 +15,7 @@ from tracekit.formats.merged_head import RankClock, stated_ranks
 from tracekit.formats.rank_trace import base_time_ns
 from tracekit.merge.align.domains import ClockMap, Evidence, find_domains, solve
 from tracekit.merge.scan.merged_tables import stated_clocks
+from tracekit.structs import Struct, field
 from tracekit.wording import counted, rank_spans
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ _NO_BASE: Final = "no baseTimeNanoseconds, no epoch times"
 _MISSING: Final = {"xprof": "no reading of the clock by tracekit, no xplane.pb beside it that tells when it began"}
 
 
-@dataclass(slots=True)
-class Placement:
+class Placement(Struct):
     """The place of each input on the merged timeline."""
 
     base_ns: int  # the base of the merged trace in ns since the epoch; 0 if no clock is known

@@ -11,10 +11,10 @@ import logging
 import threading
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import MergeError, MissingExtraError, TracekitError
+from tracekit.structs import Struct
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ class DaskExecutor(Executor):
                     self._fail(future, "the cluster has no worker any more")
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
+class _Raised(Struct, frozen=True):
     """The exception of a piece of work, as a result: Dask would send its traceback too, and hangs where it cannot."""
 
     error: TracekitError

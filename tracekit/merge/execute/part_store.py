@@ -16,13 +16,13 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from uuid import uuid4
 
 from tracekit.errors import MergeError, StorageError
 from tracekit.storage import basename, exists, explained, filesystem_of, is_remote, open_read, put, remove_all, upload
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +44,7 @@ def part_store(output: str, executor: Executor, folder: str) -> PartStore:
     return PartStore(f"{output.rpartition('/')[0]}/.{basename(output)}.{uuid4().hex[:12]}.parts/")
 
 
-@dataclass(frozen=True, slots=True)
-class PartStore:
+class PartStore(Struct, frozen=True):
     """The parts of one merge. Use it in a ``with``. Can be pickled.
 
     Attributes:

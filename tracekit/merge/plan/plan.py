@@ -8,13 +8,13 @@ merging in steps gives the ids of merging at once, for inputs of different ranks
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracekit.errors import MergeError
 from tracekit.formats.merged_head import MERGED_KEY, Accounts, RankOfPid, merge_decisions
 from tracekit.formats.trace_event import Raw, encode_json
+from tracekit.structs import Struct, field
 from tracekit.wording import consecutive
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ DIRECT_IDS: Final = NAMESPACE // 2
 _PLACES: Final = 8  # how many inputs of a rank have ids below 2**53, for up to 112,000 ranks
 
 
-@dataclass(frozen=True, slots=True)
-class IdSpace:
+class IdSpace(Struct, frozen=True):
     """Where the ids of an input go."""
 
     namespace: int = -1  # the number of its namespace; -1 keeps the ids
@@ -51,8 +50,7 @@ class IdSpace:
     moved: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The numbers of pids and ids, and the units."""
 
     stride: int  # the distance between the pids of two ranks
@@ -171,8 +169,7 @@ class Encoder(Protocol):
         """Return what follows the events of the unit, with the tables for a further merge."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitInput:
+class UnitInput(Struct, frozen=True):
     """An input and the facts that its rewriting needs. It can be pickled."""
 
     number: int
@@ -195,8 +192,7 @@ class UnitInput:
         return self.source.kind in ("torch", "merged")
 
 
-@dataclass(frozen=True, slots=True)
-class UnitJob:
+class UnitJob(Struct, frozen=True):
     """A unit and how it is written. It can be pickled."""
 
     inputs: list[UnitInput]
@@ -210,8 +206,7 @@ class UnitJob:
     snap_ns: int = 0  # the maximum overlap on a GPU stream that is removed by shortening the earlier slice
 
 
-@dataclass(slots=True)
-class InputResult:
+class InputResult(Struct):
     """The counts and findings of one rewritten input.
 
     ``read`` and ``written`` count events by phase, the others by reason or kind.
@@ -231,8 +226,7 @@ class InputResult:
     clock_events: int = 0
 
 
-@dataclass(slots=True)
-class UnitResult:
+class UnitResult(Struct):
     """The result of rewriting a unit."""
 
     inputs: dict[int, InputResult] = field(default_factory=dict)
@@ -244,8 +238,7 @@ class UnitResult:
     largest_snap_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MergePlan:
+class MergePlan(Struct, frozen=True):
     """The plan of a merge."""
 
     inputs: list[Input]  # in the order of the output

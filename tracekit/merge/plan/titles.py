@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
 from tracekit.formats.merged_head import merge_decisions
 from tracekit.formats.trace_event import FreeNumbers, encode_json
+from tracekit.structs import Struct, field
 from tracekit.traces.labels import DIMENSIONS, Labels, labels_from_json, labels_of_trace, labels_text, shown_dimensions
 from tracekit.traces.process_identity import CHILD, CPU, DEVICE, GPU, OVERHEAD, PROFILER, main_thread
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 GROUP_BY = ("tp", "dp", "pp", "ep", "node")  # the choices of ``--group-by``
 
 
-@dataclass(slots=True)
-class RankOrder:
+class RankOrder(Struct):
     """Labels and order of the ranks of a merge."""
 
     places: dict[int, int]  # position of each rank in the viewer: the rank itself if ranks are not grouped
@@ -139,8 +138,7 @@ _PROCESSES_OF_RANK: Final = 1000
 _LAST_PROCESSES: Final = 10**9
 
 
-@dataclass(slots=True)
-class Thread:
+class Thread(Struct):
     """A track of the merged trace."""
 
     tid: int
@@ -152,8 +150,7 @@ class Thread:
     work: int = 0
 
 
-@dataclass(slots=True)
-class Process:
+class Process(Struct):
     """A process of the merged trace."""
 
     rank: int

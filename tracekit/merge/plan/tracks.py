@@ -13,7 +13,6 @@ Names are collected meanwhile, and settled when all inputs of the unit are read.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +22,7 @@ from tracekit.formats.kineto import gpu_of_label, gpu_of_process
 from tracekit.formats.merged_head import END_EVENT, TABLE_EVENTS
 from tracekit.formats.trace_event import FREE_NUMBERS, UNSET, Event, Raw, decode_dict, decode_text, named, raw_number
 from tracekit.merge.plan.titles import Process, Thread, better_name, display_order, thread_sort_index
+from tracekit.structs import Struct, field
 from tracekit.traces.process_identity import CPU, DEVICE, GPU, OVERHEAD, PROFILER, ProcessKey
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ _MAX_KEPT: Final = 10_000
 _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 
-@dataclass(slots=True)
-class _Declared:
+class _Declared(Struct):
     """The names of a process in an input; first those that its scan found."""
 
     name: str | None = None

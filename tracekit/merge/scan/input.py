@@ -10,7 +10,6 @@ import os
 import re
 from collections import deque
 from contextlib import closing
-from dataclasses import dataclass, field
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,6 +24,7 @@ from tracekit.formats.rank_trace import (
 from tracekit.formats.trace_event import decode_dict, decode_text
 from tracekit.formats.trace_stream import open_trace
 from tracekit.storage import basename, is_remote, modified_ns, printable_name, size_bytes
+from tracekit.structs import Struct, astuple, field, replace
 from tracekit.traces.process_identity import IDENTITY_KEYS, ProcessIdentity
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class ClockEvents(NamedTuple):
     barriers: Sequence[tuple[int, ...]] = ()
 
 
-@dataclass(slots=True)
-class Input:
+class Input(Struct):
     """One input of a merge, as `tracekit.merge.scan.probe.probe` finds it. It can be pickled until `keep` is called."""
 
     path: str
@@ -178,9 +177,9 @@ class Input:
         assert self._store is not None
         return Head(*self._store.get(self._head))
 
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+    def __reduce__(self) -> tuple[type[Input], tuple[Any, ...]]:
         # The scratch file stays in its process.
-        return None, {name: None if name == "_store" else getattr(self, name) for name in self.__slots__}
+        return Input, astuple(replace(self, _store=None))
 
     def check_unchanged(self) -> None:
         """Raise MergeError if the file is not what it was when it was scanned; it may have grown."""

@@ -8,7 +8,6 @@ gives fewer events at each end, or all. The earliest time is that of the events 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +22,7 @@ from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text,
 from tracekit.formats.xprof import ANCHOR_EVENT, host_in_name, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.scan.input import FileStamp, Head, Input, stamp_of
 from tracekit.storage import is_remote, open_read, printable_name
+from tracekit.structs import Struct
 from tracekit.traces.inputs import base_of, rank_inside
 from tracekit.traces.labels import labels_of_trace
 from tracekit.traces.process_identity import IDENTITY_KEYS
@@ -253,8 +253,7 @@ def _named_pids(kind: str, pid: Any, processes: dict[Any, _Process]) -> tuple[tu
     )
 
 
-@dataclass(slots=True)
-class _Process:
+class _Process(Struct):
     """The metadata of a ``pid``, and the category of its first event, as JSON."""
 
     name: str | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from operator import itemgetter
@@ -30,6 +29,7 @@ from tracekit.formats.trace_event import (
 )
 from tracekit.merge.scan.probe import probe
 from tracekit.merge.selection.steps import FOREVER, spans_of_steps
+from tracekit.structs import Struct, field
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def _fits(pattern: re.Pattern[str], name: bytes) -> bool:
     return isinstance(text, str) and pattern.match(text) is not None
 
 
-@dataclass(slots=True)
-class _Track:
+class _Track(Struct):
     spans: list[tuple[int, int, str]] = field(default_factory=list)  # of slices: start, -end, verdict
     halves: list[_Half] = field(default_factory=list)
     points: list[tuple[int, int, bool]] = field(default_factory=list)  # of arrows: time, place, whether it ends later

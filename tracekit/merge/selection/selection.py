@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from tracekit.arguments import check_names, check_whole, parse_ranks, parse_steps
 from tracekit.errors import ConfigError
+from tracekit.structs import Struct, replace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,8 +22,7 @@ _DURATION: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ns|us|µs|ms|s)")
 _UNIT_NS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The part of a run to take: the events that meet all given criteria.
 
     Metadata (names, identities, training times) is always taken, so that a selection can be merged and selected from again.

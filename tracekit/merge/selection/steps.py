@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +11,7 @@ from tracekit.errors import MergeError
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.rank_trace import TIMESTAMP_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_dict, name_and_category, raw_number, time_field
+from tracekit.structs import Struct, field
 from tracekit.traces.pairs import OpenSlices
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ _Open = tuple[int | None, int]
 """An open slice: the number of its ``ProfilerStep`` if it is one, and when it began."""
 
 
-@dataclass(slots=True)
-class _ProcessSteps:
+class _ProcessSteps(Struct):
     """The training steps of a process, in the time of the merge.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -22,6 +21,7 @@ from tracekit.merge.rewrite.unit import UnitRewriter
 from tracekit.merge.write.event_counts import JoinedFrames, is_loss, losses_as_json, recording_losses
 from tracekit.merge.write.json_output import JsonOutput
 from tracekit.storage import basename
+from tracekit.structs import Struct, replace
 from tracekit.version import __version__
 from tracekit.wording import consecutive
 
@@ -41,8 +41,7 @@ _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._+=@-]+")
 _ACCEPTED: Final = {"array": {"cut_file", "cut_event", "trailing_comma"}, "object": {"trailing_comma"}}
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(Struct):
     """An input in the archive, why it is rewritten (empty for a copy), and its pids as Perfetto reads them with the new ones."""
 
     item: Input

@@ -15,13 +15,13 @@ their sibling. So it is written as a marked instant.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tracekit.formats import pftrace
 from tracekit.formats.pftrace import block, number_field, packet
+from tracekit.structs import Struct
 from tracekit.traces.external_sort import ExternalSort
 from tracekit.traces.pairs import OpenSlices
 
@@ -90,8 +90,7 @@ def uuid_of(*parts: bytes) -> int:
     return _HASHED | found >> 1
 
 
-@dataclass(slots=True)
-class _Track:
+class _Track(Struct):
     """A track. It has a name if no process or thread describes it."""
 
     number: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
 from tracekit.processors import boot_id
+from tracekit.structs import Struct
 from tracekit.traces.rank_head import HEAD_BYTES, MAX_HEAD_BYTES, Head, Index, OtherTrace, lost_in, read_head
 from tracekit.traces.trace_store import MAX_FILES, Entry, Part, TraceStore
 from tracekit.view.live.tail import FileTail
@@ -157,8 +157,7 @@ def _text(path: str) -> str:
         return ""
 
 
-@dataclass(slots=True)
-class KnownFile:
+class KnownFile(Struct):
     """A file with a head that was read."""
 
     entry: Entry  # the list entry of the file at that time

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
 from tracekit.formats.merged_head import Accounts
 from tracekit.formats.rank_trace import SUMMARY_EVENT, TIMESTAMP_EVENT
 from tracekit.formats.trace_event import UNSET, Event, decode_or_none, raw_field
+from tracekit.structs import Struct, field
 from tracekit.table.plain_columns import NO_BEGIN
 from tracekit.table.rows import RowWriter, json_text
 from tracekit.traces.pairs import OpenSlices
@@ -28,8 +28,7 @@ _TRAINING_LOOP: Final = b'"training loop"'
 _EVALUATIONS: Final = frozenset({"evaluation", "validation"})
 
 
-@dataclass(slots=True)
-class _Thread:
+class _Thread(Struct):
     """A track of the process."""
 
     slices: list[Slice] = field(default_factory=list)  # of steps without stages so far, in the order of their ends

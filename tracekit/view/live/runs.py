@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
 from tracekit.storage import common_folder, is_remote, without_secrets
+from tracekit.structs import Struct, field
 from tracekit.traces.rank_head import Head
 from tracekit.view.live.states import RankState, RunState, Slowest, State
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from tracekit.view.live.files import FileCatalog, RecordingProcess
 
 
-@dataclass(slots=True)
-class RunFiles:
+class RunFiles(Struct):
     """The files and processes of a run."""
 
     run_id: str

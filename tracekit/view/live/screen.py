@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.text import duration, shortened, table
+from tracekit.structs import Struct
 from tracekit.wording import counted, rank_spans, size_words
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ ORDERS: Final = tuple(_KEYS)
 """The orders of ranks: ``auto`` is by rank if all fit, else the unhealthy and then the slowest."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunTable:
+class RunTable(Struct, frozen=True):
     """A table with the lines around it. Names are as in the traces: escape them before printing."""
 
     title: list[str]  # the lines above

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tracekit.explain.results import Result
+from tracekit.structs import Struct
 
 if TYPE_CHECKING:
     from tracekit.traces.rank_head import OtherTrace
@@ -195,8 +195,7 @@ class LookDocument(Result, frozen=True, kw_only=True):
     notes: list[str]  # sentences for the reader
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """The runs below a folder at one moment."""
 
     time_ns: int  # the time, ns since the epoch, by the clock of this machine

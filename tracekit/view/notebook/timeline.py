@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tracekit.events import Event, Instant, SliceBegin, SliceEnd, Track
 from tracekit.explain.text import duration, share, table
 from tracekit.markup import html_lines, html_table, plain
+from tracekit.structs import Struct
 from tracekit.traces.pairs import OpenSlices
 from tracekit.view.report.axes import TIMES, axis
 from tracekit.view.report.drawing import CATEGORIES, cut
@@ -38,8 +38,7 @@ class Span(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True, slots=True)
-class MarkerTotal:
+class MarkerTotal(Struct, frozen=True):
     """All slices of one name."""
 
     name: str

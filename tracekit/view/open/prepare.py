@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from tracekit.formats.trace_event import encode_events
 from tracekit.merge import MergeReport, merge_traces
 from tracekit.merge.execute.executor import fitting_pool
 from tracekit.storage import basename, download, is_remote, open_read, same_file
+from tracekit.structs import Struct
 from tracekit.traces.inputs import trace_files
 
 # Perfetto takes these in an array of events, as a recording that goes on or was killed leaves it.
@@ -31,8 +31,7 @@ _SHOWN: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A local file, and the report of the merge that made it, if one did."""
 
     path: Path

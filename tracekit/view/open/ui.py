@@ -8,7 +8,6 @@ import mimetypes
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -16,6 +15,7 @@ from urllib.parse import quote, urlsplit
 from tracekit.errors import ConfigError, MissingExtraError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
 from tracekit.storage import basename, size_bytes
+from tracekit.structs import Struct
 from tracekit.wording import size_words
 
 PERFETTO_UI: Final = "https://ui.perfetto.dev"
@@ -37,8 +37,7 @@ _ADVICE_BYTES: Final = 500_000_000
 _LOADING_BYTES_PER_S: Final = 30_000_000  # measured with the engine v52; 2 to 5 times as many without arguments
 
 
-@dataclass(frozen=True, slots=True)
-class PerfettoUI:
+class PerfettoUI(Struct, frozen=True):
     """A Perfetto UI at an address, or with an empty address and the folder of its files, which must be served first."""
 
     address: str = PERFETTO_UI
@@ -72,8 +71,7 @@ class PerfettoUI:
         return self.address + "/" + fragment(trace, part)
 
 
-@dataclass(frozen=True, slots=True)
-class TimelinePart:
+class TimelinePart(Struct, frozen=True):
     """A part of the timeline.
 
     Attributes:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from tracekit.explain.text import shortened
 from tracekit.markup import visible
+from tracekit.structs import Struct
 from tracekit.wording import counted, rank_spans
 
 UNFOLDED_ROWS: Final = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Name:
+class Name(Struct, frozen=True):
     """A name from a trace. It is shown shortened, and isolated from the text around it."""
 
     full: str  # the name

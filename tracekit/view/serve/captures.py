@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from tracekit.capture.control_folder import RANKS, ControlFolder, RankStatus, Re
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import StorageError, TracekitError
+from tracekit.structs import Struct, replace
 
 RUNNING: Final = "running"
 ENDED: Final = "ended"
@@ -25,8 +25,7 @@ _MAX_AT_ONCE: Final = 8
 _MAX_FOLDERS: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class ListeningRun:
+class ListeningRun(Struct, frozen=True):
     """A run with a control folder, the status of each rank and whether it listens, and the time of the last status."""
 
     run_id: str
@@ -70,8 +69,7 @@ def _listening_run(ranks: Path) -> ListeningRun | None:
     return ListeningRun(run_id, ranks.parent, own, ranks.stat().st_mtime)
 
 
-@dataclass(slots=True)
-class Capture:
+class Capture(Struct):
     """The state of a capture; the times are seconds since the epoch."""
 
     id: str

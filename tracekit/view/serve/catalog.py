@@ -7,12 +7,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tracekit.errors import StorageError
 from tracekit.storage import is_remote, without_secrets
+from tracekit.structs import Struct, field
 from tracekit.traces.inputs import trace_files
 from tracekit.traces.trace_store import Entry, open_place
 from tracekit.view.live import Look, RunState, Watch
@@ -29,8 +29,7 @@ _LISTED_S: Final = 5.0
 _NEVER_S: Final = -float(1 << 62)
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """The files of a run, or the folder that all of them are in; the key of their present state, their size, and notes."""
 
     names: tuple[str, ...]
@@ -39,8 +38,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Snapshot:
+class _Snapshot(Struct):
     runs: dict[str, Run] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problem: str = ""

@@ -12,11 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
 from tracekit.errors import TracekitError
+from tracekit.structs import Struct, field
 from tracekit.worker_processes import prepare_worker, without_interrupts
 
 WAITING: Final = "waiting"
@@ -30,14 +30,13 @@ _MAX_S: Final = 3600.0
 _END_S: Final = 5.0
 
 
-@dataclass(slots=True)
-class Job:
+class Job(Struct):
     """A piece of work."""
 
     share: float = 0.0  # share that is done, 0 to 1
     doing: str = ""  # the present activity
     ended_ns: int = 0  # time of its end on the monotonic clock
-    future: Future[Any] = field(default_factory=Future, repr=False)  # its result or error
+    future: Future[Any] = field(default_factory=Future)  # its result or error
 
     @property
     def state(self) -> str:

@@ -7,7 +7,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from urllib.parse import urlencode
 
 from tracekit.formats.kineto import rank_in_name
 from tracekit.storage import basename
+from tracekit.structs import Struct, asdict, replace
 from tracekit.wording import counted, number_spans
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ ORDERS: Final = {"newest": "newest", "name": "name", "step_time": "step time", "
 _MAX_TEXT: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
+class RankRow(Struct, frozen=True):
     """A rank, or several that are not there: state "recording", "listening", "finished", "cut" or "lost"."""
 
     name: str
@@ -45,8 +44,7 @@ class RankRow:
     lost: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """A run."""
 
     id: str  # its unique name in addresses: letters, digits, dots and dashes
@@ -207,8 +205,7 @@ _KEYS: Final[Mapping[str, Callable[[Run], Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RunQuery:
+class RunQuery(Struct, frozen=True):
     """A query of the list; the names of the fields are those in the address."""
 
     q: str = ""  # words that the name, a tag or a host must contain; case does not matter
@@ -232,8 +229,7 @@ class RunQuery:
         return f"/?{urlencode(left)}" if left else "/"
 
 
-@dataclass(frozen=True, slots=True)
-class RunList:
+class RunList(Struct, frozen=True):
     """A page of the list: the query with a page that exists, its runs, and the numbers and labels of the whole list."""
 
     query: RunQuery
