@@ -11,6 +11,8 @@ from tracekit.explain.text import duration, share, shortened
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracekit.explain.gpu_results import GPUTime
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import RankSummary
@@ -19,28 +21,39 @@ _MUCH: Final = 0.1
 _TEXTS: Final = {
     "input": "The run is input-bound: waiting for data takes {share} of the step{most}.",
     "launch": "The run is launch-bound: for {share} of the time, GPUs are idle until the CPU launches work{most}.",
+    "cpu": "The run is CPU-bound: for {share} of the time, GPUs are idle while the CPU runs no operator{part}{most}.",
+    "copy": "The run is copy-bound: copies and fills take {share} of the {whole}{most}.",
     "communication": "The run is communication-bound: {part} takes {share} of the {whole}{most}.",
     "compute": "The run is compute-bound: {part} takes {share} of the {whole}{most}.",
 }
 
 
-def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[int, dict[str, float]]) -> Verdict:
-    """Return the verdict on a run."""
+def verdict_of(
+    ranks: list[RankSummary],
+    found: StragglerReport,
+    exposed: dict[int, dict[str, float]],
+    free_stage: Callable[[], str],
+) -> Verdict:
+    """Return the verdict on a run; ``free_stage`` names the stage with most of ``GPUTime.host_free_ns``, or none."""
     timed = [rank for rank in ranks if rank.steps.count]
     devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
     if not timed and not devices:
         nothing = "No steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler."
         return Verdict(bound="unknown", share=None, imbalanced=False, sentences=[nothing])
-    bound, explained, words = _bound(timed, devices, exposed)
+    bound, explained, words = _bound(timed, devices, exposed, free_stage)
     sentences = []
     if timed:
         mean, steps = fmean(rank.steps.mean_ns for rank in timed), max(rank.steps.count for rank in timed)
         over = f"{counted(steps, 'step')} of {counted(len(timed), 'rank')}"
         sentences.append(f"A step takes {duration(mean)} on average, over {over}.")
     sentences.append(words)
-    waits = max((rank.loading_share or 0.0 for rank in timed), default=0.0)
-    if bound != "input" and waits >= _MUCH:
-        sentences.append(f"Waiting for data takes up to {share(waits)} of the step.")
+    others = {
+        "input": (max((rank.loading_share or 0.0 for rank in timed), default=0.0), "Waiting for data takes", "step"),
+        "copy": (max((_copying(device) for _, device in devices), default=0.0), "Copying takes", "time of a GPU"),
+    }
+    also, what, whole = max(values for other, values in others.items() if other != bound)
+    if also >= _MUCH:
+        sentences.append(f"{what} up to {share(also)} of the {whole}.")
     imbalanced = found.blames
     if found.stragglers:
         sentences.append(sentence(straggler_parts(found.stragglers[0]), len(found.stragglers)))
@@ -48,18 +61,27 @@ def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[i
         sentences.append(sentence(outlier_parts(found.outliers[0], found), len(found.outliers)))
     if found.sensitivity is not None and not found.stragglers and len(sentences) < 4:
         sentences.append(negative_sentence(found))
-    sentences.append(_next(bound, timed, imbalanced=imbalanced or bool(found.outliers)))
+    sentences.append(_next(bound, timed, devices, imbalanced=imbalanced or bool(found.outliers)))
     return Verdict(bound=bound, share=explained, imbalanced=imbalanced, sentences=sentences)
 
 
+def _copying(device: GPUTime) -> float:
+    """Return the share of the time of a GPU with copies and fills alone."""
+    kernels_ns = device.compute_ns + device.communication_ns - device.hidden_ns
+    return (device.busy_ns - kernels_ns) / (device.span_ns or 1)
+
+
 def _bound(
-    timed: list[RankSummary], devices: list[tuple[int, GPUTime]], exposed: dict[int, dict[str, float]]
+    timed: list[RankSummary],
+    devices: list[tuple[int, GPUTime]],
+    exposed: dict[int, dict[str, float]],
+    free_stage: Callable[[], str],
 ) -> tuple[str, float | None, str]:
     """Return what limits the run, the share of the step that it explains, and the sentence."""
     loading = [(rank.loading_share or 0.0, rank.rank) for rank in timed]
     input_share = median(one for one, _ in loading) if loading else 0.0
     shares: dict[str, list[tuple[float, int]]] = {"input": loading} if loading else {}
-    words = {"part": "", "whole": "step"}
+    words = {"part": "", "whole": "step", "most": ""}
     if devices:
         words["whole"] = "time of the GPUs"
         per_device = [
@@ -73,6 +95,7 @@ def _bound(
             (max(0.0, (device.host_bound_ns - device.host_communication_ns) / span - input_share), rank)
             for rank, device, span, _ in per_device
         ]
+        shares["copy"] = [(_copying(device), rank) for rank, device in devices]
         compute = [(device.compute_ns / span, rank) for rank, device, span, _ in per_device]
         by_cpu = sum(device.host_communication_ns - shown_ns for _, device, _, shown_ns in per_device) > 0
         exchange = "exchanging data, mostly by the CPU while GPUs are idle,"
@@ -92,9 +115,16 @@ def _bound(
         return "unknown", None, f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
     if middles[bound] < max(_MUCH, median(one for one, _ in compute)):
         bound, shares["compute"] = "compute", compute
+    if bound == "launch" and all(device.host_free_ns is not None for _, device in devices):
+        free = [(rank, (device.host_free_ns or 0) / (device.span_ns or 1)) for rank, device in devices]
+        shares["cpu"] = [(max(0.0, own - input_share), rank) for rank, own in free]
+        if median(one for one, _ in shares["cpu"]) > middles["launch"] / 2:
+            bound, stage = "cpu", free_stage()
+            part["cpu"] = f", most of it in {shortened(stage)}" if stage else ""
     explained = median(one for one, _ in shares[bound])
     most, slowest = max(shares[bound])
-    words["most"] = f", {share(most)} on rank {slowest}" if len(shares[bound]) > 1 and most > explained + 0.01 else ""
+    if len(shares[bound]) > 1 and most > explained + 0.01:
+        words["most"] = f", {share(most)} on {'a process without a rank' if slowest < 0 else f'rank {slowest}'}"
     words["part"] = part.get(bound, "")
     return bound, explained, _TEXTS[bound].format(share=share(explained), **words)
 
@@ -123,10 +153,10 @@ def _unmarked(rank: RankSummary, exposed: dict[str, float]) -> float:
     return (rank.unrecorded_share or 0.0) - max(0.0, waiting)
 
 
-def _next(bound: str, timed: list[RankSummary], *, imbalanced: bool) -> str:
+def _next(bound: str, timed: list[RankSummary], devices: list[tuple[int, GPUTime]], *, imbalanced: bool) -> str:
     if imbalanced and len(timed) > 1:
         return "Next: tracekit stragglers shows the cost of each stage and the steps to look at."
-    if bound == "launch" or any(rank.devices for rank in timed):
+    if devices and bound != "cpu":
         return "Next: tracekit gpu shows kernels, launches and collectives."
     if len(timed) > 1:
         return "Next: tracekit stragglers compares the ranks, tracekit report draws the steps."
