@@ -238,7 +238,7 @@ SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events JOIN (
 WHERE phase IN ('X', 'b') AND duration_ns > 0
     AND coalesce(category, '') NOT IN {others}"""
 
-# The first operator of a rank gives an empty range, so that ranks with operators have one.
+# Nothing runs before the first operator.
 _CPU_FREE: Final = """
 WITH work AS (
     SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events
@@ -249,7 +249,7 @@ WITH work AS (
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
     FROM work WHERE coalesce(rank, -1) IN (SELECT coalesce(rank, -1) FROM events WHERE category IN {operators})
 )
-SELECT rank, coalesce(until_ns, start_ns) AS start_ns, start_ns AS end_ns FROM until
+SELECT rank, coalesce(until_ns, least(0, start_ns)) AS start_ns, start_ns AS end_ns FROM until
 WHERE until_ns IS NULL OR start_ns > until_ns"""
 
 # torch.profiler writes one slice of this category for each time that it records.

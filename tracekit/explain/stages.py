@@ -85,8 +85,8 @@ class StageTimes:
 
     steps: RankSteps  # the steps of the rank
     thread: str  # the name of its training thread
-    names: list[str]  # the stages, in the order of their mean starts within a step
-    offsets_ns: list[float]  # when each begins after the start of the step, on average
+    names: list[str]  # the stages, in the order of their starts within a step
+    offsets_ns: list[float]  # the median time from the start of the step to that of each
     meets: list[bool]  # true for each stage that is a collective
     times: Floats  # the time of each stage in each step, shape (steps, stages), ns
     loading: LoadingSummary | None  # waiting for data; None if there was no waiting
@@ -128,18 +128,17 @@ class _Stage:
     """The sums of a stage over the training threads of a rank."""
 
     times: Floats  # its time in each step
-    delays_ns: float = 0.0  # the sum of the times from the start of the step to its own
-    count: int = 0
+    delays: list[Ints]  # the times from the start of the step to its own
     meets: bool = False
 
-    def add(self, times: Floats, delays_ns: float, count: int) -> None:
+    def add(self, times: Floats, *delays: Ints) -> None:
         self.times += times
-        self.delays_ns += delays_ns
-        self.count += count
+        self.delays += delays
 
     @property
     def offset_ns(self) -> float:
-        return self.delays_ns / self.count
+        # A long step, such as one of the warm-up, must not change the order.
+        return float(np.median(np.concatenate(self.delays)))
 
 
 def training_stages(run: Run) -> dict[int, StageTimes]:
@@ -310,10 +309,10 @@ def _stage_times(run: Run, rank: int, threads: list[_Thread], name: str) -> Stag
         for at, (around, label) in enumerate(keys.T.tolist()):
             chosen = keep[of.reshape(-1) == at]
             stage = labels[label] if around < 0 else f"{labels[around]} > {labels[label]}"
-            one = found.setdefault(stage, _Stage(np.zeros(len(steps))))
+            one = found.setdefault(stage, _Stage(np.zeros(len(steps)), []))
             delays = thread.starts[chosen] - steps.starts[place[chosen]]
             times: Any = np.bincount(place[chosen], weights=thread.owns[chosen].astype(float), minlength=len(steps))
-            one.add(times, float(delays.astype(float).sum()), len(chosen))
+            one.add(times, delays)
             one.meets = one.meets or bool(thread.is_collective[chosen].any())
         for label, count in thread.cut.items():
             cut[labels[label]] += count
@@ -323,7 +322,7 @@ def _stage_times(run: Run, rank: int, threads: list[_Thread], name: str) -> Stag
         ]
     for stage in sorted(found, key=lambda stage: -float(found[stage].times.sum()))[MAX_STAGES:]:
         one = found.pop(stage)
-        found.setdefault(OTHER_STAGES, _Stage(np.zeros(len(steps)))).add(one.times, one.delays_ns, one.count)
+        found.setdefault(OTHER_STAGES, _Stage(np.zeros(len(steps)), [])).add(one.times, *one.delays)
     names = sorted(found, key=lambda stage: found[stage].offset_ns)
     return StageTimes(
         steps=steps,
