@@ -67,11 +67,8 @@ def free_times_in(table: RunDatabase, stages: Mapping[str, str]) -> Counter[str]
     found: Counter[str] = Counter()
     for gpu in (_GPU(*row) for row in table.run(_GPUS)):
         free = _ranges(table, "cpu_free", gpu.rank)
-        covers = []
-        for sql in stages.values():
-            own = _ranges(table, f"({sql})", gpu.rank)
-            both = np.concatenate((free, own), axis=1)
-            covers += [_Cover(*own), _Cover(*both[:, np.argsort(both[0], kind="stable")])]
+        own = [_ranges(table, f"({sql})", gpu.rank) for sql in stages.values()]
+        covers = [cover for ranges in own for cover in (Cover(ranges), Cover(ranges, free))]
         time, _, within = _gpu_time(table, gpu, 0, covers)
         for name, own_ns, either_ns in zip(stages, within[::2], within[1::2], strict=True):
             found[name] += own_ns + (time.host_free_ns or 0) - either_ns
@@ -106,25 +103,29 @@ class _Busy:
         return until[:-1]
 
 
-class _Cover:
-    """The time with one of some ranges, in order of their starts, up to any time."""
+class Cover:
+    """The time with one of some ranges, which are pairs of starts and ends, up to any time."""
 
-    def __init__(self, starts: Ints, ends: Ints) -> None:
-        busy = _Busy()
-        until = busy.add(starts, ends)
+    def __init__(self, *ranges: Sequence[Ints]) -> None:
+        starts, ends = (np.concatenate(parts) for parts in zip(*ranges, strict=True))
+        order = np.argsort(starts, kind="stable")
+        starts, busy = starts[order], _Busy()
+        until = busy.add(starts, ends[order])
         begins = starts > until
         self._starts = starts[begins]
         self._lengths = np.append(until[begins][1:], busy.until_ns)[: len(self._starts)] - self._starts
         self._before = np.cumsum(self._lengths) - self._lengths
 
-    @property
-    def has_ranges(self) -> bool:
-        """True if there is a range."""
+    def __bool__(self) -> bool:
         return len(self._starts) > 0
 
+    def within(self, starts: Ints, ends: Ints) -> int:
+        """Return the covered time in some ranges."""
+        return int((self.until(ends) - self.until(starts)).sum())
+
     def until(self, times: Ints) -> Ints:
-        """Return the time with a range before each time."""
-        if not self.has_ranges:
+        """Return the covered time before each time."""
+        if not self:
             return np.zeros_like(times)
         at = np.searchsorted(self._starts, times, side="right") - 1
         known = np.maximum(at, 0)
@@ -132,14 +133,13 @@ class _Cover:
         return np.where(at < 0, 0, covered)
 
 
-def _ranges(table: RunDatabase, name: str, rank: int | None) -> Ints:
-    """Return the starts and ends of the ranges of a rank, in order of their starts."""
-    ranges: Ints = np.array([*table.columns(_OF_RANK.format(table=name, rank=_literal(rank))).values()])
-    return ranges
+def _ranges(table: RunDatabase, name: str, rank: int | None) -> list[Ints]:
+    """Return the starts and ends of the ranges of a rank."""
+    return [*table.columns(_OF_RANK.format(table=name, rank=_literal(rank))).values()]
 
 
 def _gpu_time(
-    table: RunDatabase, gpu: _GPU, most: int, parts: Sequence[_Cover] = ()
+    table: RunDatabase, gpu: _GPU, most: int, parts: Sequence[Cover] = ()
 ) -> tuple[GPUTime, list[tuple[int, ...]], list[int]]:
     """Return the time of a GPU, its longest idle times, and its waiting for launches in each of some parts of the time.
 
@@ -147,10 +147,9 @@ def _gpu_time(
     """
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
     pause_ns = host_bound_ns = 0
-    pauses, *known = (
-        _Cover(*_ranges(table, name, gpu.rank)) for name in ("profiler_pause", "cpu_collective", "cpu_free")
-    )
-    covers = *known, *parts
+    known = "profiler_pause", "cpu_collective", "cpu_free"
+    pauses, exchange, free = (Cover(_ranges(table, name, gpu.rank)) for name in known)
+    covers = exchange, free, *parts
     within = [0] * len(covers)
     gaps: list[tuple[int, ...]] = []
     pieces = -(-gpu.activities // _PIECE)
@@ -171,7 +170,7 @@ def _gpu_time(
         waits = idle & (piece["call_ns"] > until)
         host_bound_ns += int((starts[waits] - until[waits]).sum())
         for place, cover in enumerate(covers):
-            within[place] += int((cover.until(starts[waits]) - cover.until(until[waits])).sum())
+            within[place] += cover.within(until[waits], starts[waits])
         at = np.flatnonzero(idle)
         at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
         columns = (until - starts, until, piece["file"], piece["id"])
@@ -190,7 +189,7 @@ def _gpu_time(
         idle_ns=span_ns - every.total_ns,
         host_bound_ns=host_bound_ns,
         host_communication_ns=within[0],
-        host_free_ns=within[1] if known[1].has_ranges else None,
+        host_free_ns=within[1] if free else None,
     )
     return time, sorted(gaps, key=itemgetter(0))[:most], within[2:]
 
@@ -260,7 +259,7 @@ SELECT rank, until_ns AS start_ns, start_ns AS end_ns FROM (
     FROM events WHERE category = 'Trace' AND phase = 'X'
 ) WHERE start_ns > until_ns"""
 
-_OF_RANK: Final = "SELECT start_ns, end_ns FROM {table} WHERE rank IS NOT DISTINCT FROM {rank} ORDER BY start_ns"
+_OF_RANK: Final = "SELECT start_ns, end_ns FROM {table} WHERE rank IS NOT DISTINCT FROM {rank}"
 
 _GPUS: Final = """
 SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device

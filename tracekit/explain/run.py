@@ -19,7 +19,7 @@ from tracekit.table.tables import EventTables
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tracekit.arguments import Paths
     from tracekit.explain.results import ResultT
@@ -119,6 +119,14 @@ class Run:
         """The name, category and kind of each label."""
         found = self.database.run("SELECT DISTINCT ON (label) label, name, category, kind FROM label ORDER BY label")
         return [(OTHERS, OTHERS, "frame"), *((name, category, kind) for _, name, category, kind in found)]
+
+    def labels_of(self, names: Collection[str], kinds: Sequence[str]) -> dict[str, list[int]]:
+        """Return the labels of some kinds with each of some names that has one."""
+        found: dict[str, list[int]] = {}
+        for label, (name, _, kind) in enumerate(self.labels):
+            if name in names and kind in kinds:
+                found.setdefault(name, []).append(label)
+        return found
 
     @cached_property
     def files(self) -> list[tuple[str, int]]:

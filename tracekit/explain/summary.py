@@ -110,7 +110,7 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
     if any(len(own) > kept for own in run.steps.ranks.values()):
         notes.append(f"only the first {kept:,} steps of each rank are listed one by one")
     return TraceSummary(
-        verdict=verdict_of(ranks, found, exposed, lambda: _free_stage(run, ranks)),
+        verdict=verdict_of(ranks, found, exposed, _free_stage(run, ranks)),
         files=[FileSummary(file=path, events=events) for path, events in run.files],
         ranks=ranks,
         slowest_rank=slowest_of(ranks),
@@ -126,17 +126,14 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
 
 def _free_stage(run: Run, ranks: list[RankSummary]) -> str:
     """Return the stage with more than half of the time in which GPUs wait and the CPU runs no operator; empty without one."""
-    labels: dict[str, list[int]] = {name: [] for name in _long_stages(ranks)}
-    for label, (name, _, kind) in enumerate(run.labels):
-        if name in labels and kind in ("stage", "loading"):
-            labels[name].append(label)
-    found = free_times_in(
-        run.database,
-        {name: _SLICES_OF.format(labels=", ".join(map(str, own))) for name, own in labels.items() if own},
-    )
-    free_ns = sum(device.host_free_ns or 0 for rank in ranks for device in rank.devices)
-    longest = max(found, key=lambda name: (found[name], name), default="")
-    return longest if 2 * found[longest] > free_ns else ""
+    devices = [device for rank in ranks for device in rank.devices]
+    free_ns = sum(device.host_free_ns or 0 for device in devices)
+    if 2 * free_ns <= sum(device.host_bound_ns - device.host_communication_ns for device in devices):
+        return ""
+    labels = run.labels_of(_long_stages(ranks), ("stage", "loading"))
+    slices = {name: _SLICES_OF.format(labels=", ".join(map(str, own))) for name, own in labels.items()}
+    found = free_times_in(run.database, slices)
+    return next((name for name in sorted(found) if 2 * found[name] > free_ns), "")
 
 
 def _long_stages(ranks: list[RankSummary]) -> set[str]:

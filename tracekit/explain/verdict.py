@@ -29,12 +29,9 @@ _TEXTS: Final = {
 
 
 def verdict_of(
-    ranks: list[RankSummary],
-    found: StragglerReport,
-    exposed: dict[int, dict[str, float]],
-    free_stage: Callable[[], str],
+    ranks: list[RankSummary], found: StragglerReport, exposed: dict[int, dict[str, float]], free_stage: str
 ) -> Verdict:
-    """Return the verdict on a run; ``free_stage`` names the stage with most of ``GPUTime.host_free_ns``, or none."""
+    """Return the verdict on a run; ``free_stage`` is the stage with most of ``GPUTime.host_free_ns``, or empty."""
     timed = [rank for rank in ranks if rank.steps.count]
     devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
     if not timed and not devices:
@@ -47,13 +44,12 @@ def verdict_of(
         over = f"{counted(steps, 'step')} of {counted(len(timed), 'rank')}"
         sentences.append(f"A step takes {duration(mean)} on average, over {over}.")
     sentences.append(words)
-    others = {
-        "input": (max((rank.loading_share or 0.0 for rank in timed), default=0.0), "Waiting for data takes", "step"),
-        "copy": (max((_copying(device) for _, device in devices), default=0.0), "Copying takes", "time of a GPU"),
-    }
-    also, what, whole = max(values for other, values in others.items() if other != bound)
-    if also >= _MUCH:
-        sentences.append(f"{what} up to {share(also)} of the {whole}.")
+    waits = max((rank.loading_share or 0.0 for rank in timed), default=0.0)
+    copies = max((_copying_ns(gpu) / (gpu.span_ns or 1) for _, gpu in devices if bound != "copy"), default=0.0)
+    if bound != "input" and waits >= max(_MUCH, copies):
+        sentences.append(f"Waiting for data takes up to {share(waits)} of the step.")
+    elif copies >= _MUCH:
+        sentences.append(f"Copies and fills take up to {share(copies)} of the time of a GPU.")
     imbalanced = found.blames
     if found.stragglers:
         sentences.append(sentence(straggler_parts(found.stragglers[0]), len(found.stragglers)))
@@ -65,17 +61,13 @@ def verdict_of(
     return Verdict(bound=bound, share=explained, imbalanced=imbalanced, sentences=sentences)
 
 
-def _copying(device: GPUTime) -> float:
-    """Return the share of the time of a GPU with copies and fills alone."""
-    kernels_ns = device.compute_ns + device.communication_ns - device.hidden_ns
-    return (device.busy_ns - kernels_ns) / (device.span_ns or 1)
+def _copying_ns(gpu: GPUTime) -> int:
+    """Return the time of a GPU with copies and fills alone."""
+    return gpu.busy_ns - gpu.compute_ns - gpu.communication_ns + gpu.hidden_ns
 
 
 def _bound(
-    timed: list[RankSummary],
-    devices: list[tuple[int, GPUTime]],
-    exposed: dict[int, dict[str, float]],
-    free_stage: Callable[[], str],
+    timed: list[RankSummary], devices: list[tuple[int, GPUTime]], exposed: dict[int, dict[str, float]], free_stage: str
 ) -> tuple[str, float | None, str]:
     """Return what limits the run, the share of the step that it explains, and the sentence."""
     loading = [(rank.loading_share or 0.0, rank.rank) for rank in timed]
@@ -84,20 +76,18 @@ def _bound(
     words = {"part": "", "whole": "step", "most": ""}
     if devices:
         words["whole"] = "time of the GPUs"
-        per_device = [
-            (rank, device, device.span_ns or 1, device.communication_ns - device.hidden_ns) for rank, device in devices
-        ]
-        shares["communication"] = [
-            ((shown_ns + device.host_communication_ns) / span, rank) for rank, device, span, shown_ns in per_device
-        ]
+
+        def shares_of(time: Callable[[GPUTime], int], less: float = 0.0) -> list[tuple[float, int]]:
+            return [(max(0.0, time(gpu) / (gpu.span_ns or 1) - less), rank) for rank, gpu in devices]
+
+        shares["communication"] = shares_of(
+            lambda gpu: gpu.communication_ns - gpu.hidden_ns + gpu.host_communication_ns
+        )
         # While the CPU waits for data or other ranks, it launches nothing.
-        shares["launch"] = [
-            (max(0.0, (device.host_bound_ns - device.host_communication_ns) / span - input_share), rank)
-            for rank, device, span, _ in per_device
-        ]
-        shares["copy"] = [(_copying(device), rank) for rank, device in devices]
-        compute = [(device.compute_ns / span, rank) for rank, device, span, _ in per_device]
-        by_cpu = sum(device.host_communication_ns - shown_ns for _, device, _, shown_ns in per_device) > 0
+        shares["launch"] = shares_of(lambda gpu: gpu.host_bound_ns - gpu.host_communication_ns, input_share)
+        shares["copy"] = shares_of(_copying_ns)
+        compute = shares_of(lambda gpu: gpu.compute_ns)
+        by_cpu = sum(gpu.host_communication_ns - gpu.communication_ns + gpu.hidden_ns for _, gpu in devices) > 0
         exchange = "exchanging data, mostly by the CPU while GPUs are idle,"
         hidden = "communication that computing does not hide"
         part = {"communication": exchange if by_cpu else hidden, "compute": "computing"}
@@ -115,12 +105,10 @@ def _bound(
         return "unknown", None, f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
     if middles[bound] < max(_MUCH, median(one for one, _ in compute)):
         bound, shares["compute"] = "compute", compute
-    if bound == "launch" and all(device.host_free_ns is not None for _, device in devices):
-        free = [(rank, (device.host_free_ns or 0) / (device.span_ns or 1)) for rank, device in devices]
-        shares["cpu"] = [(max(0.0, own - input_share), rank) for rank, own in free]
+    if bound == "launch" and all(gpu.host_free_ns is not None for _, gpu in devices):
+        shares["cpu"] = shares_of(lambda gpu: gpu.host_free_ns or 0, input_share)
         if median(one for one, _ in shares["cpu"]) > middles["launch"] / 2:
-            bound, stage = "cpu", free_stage()
-            part["cpu"] = f", most of it in {shortened(stage)}" if stage else ""
+            bound, part["cpu"] = "cpu", f", most of it in {shortened(free_stage)}" if free_stage else ""
     explained = median(one for one, _ in shares[bound])
     most, slowest = max(shares[bound])
     if len(shares[bound]) > 1 and most > explained + 0.01:
