@@ -97,7 +97,7 @@ class Waits:
     report: CollectiveReport | None  # None where no collective was found on two ranks or more
     late_ns: dict[int, list[float]]  # of each rank, its delay behind the median of the other members in each collective
     starts_ns: dict[int, list[int]]  # of each rank, when it came to each of these
-    unmatched: list[str]  # why those of some ranks could not be matched, in words
+    unmatched: list[str]  # why those of some pairs of ranks could not be matched, in words
 
 
 def collective_waits(run: Run) -> Waits:
@@ -114,7 +114,7 @@ def collective_waits(run: Run) -> Waits:
         for rank, theirs in others:
             pairs = match(ours, theirs)
             if isinstance(pairs, str):
-                unmatched.append(f"rank {rank}: {pairs}")
+                unmatched.append(f"ranks {hub} and {rank}: {pairs}")
                 continue
             for one, other in pairs:
                 sets[id(one)][rank] = other

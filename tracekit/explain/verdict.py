@@ -23,6 +23,7 @@ _TEXTS: Final = {
     "launch": "The run is launch-bound: for {share} of the time, GPUs are idle until the CPU launches work{most}.",
     "cpu": "The run is CPU-bound: for {share} of the time, GPUs are idle while the CPU runs no operator{part}{most}.",
     "copy": "The run is copy-bound: copies and fills take {share} of the {whole}{most}.",
+    "unknown": "GPUs are idle for {share} of the time{most}. The traces have no launches to show why: record the CPU, too.",
     "communication": "The run is communication-bound: {part} takes {share} of the {whole}{most}.",
     "compute": "The run is compute-bound: {part} takes {share} of the {whole}{most}.",
 }
@@ -85,6 +86,7 @@ def _bound(
         )
         # While the CPU waits for data or other ranks, it launches nothing.
         shares["launch"] = shares_of(lambda gpu: gpu.host_bound_ns - gpu.host_communication_ns, input_share)
+        shares["unknown"] = shares_of(lambda gpu: 0 if gpu.host_bound_ns else gpu.idle_ns, input_share)
         shares["copy"] = shares_of(_copying_ns)
         compute = shares_of(lambda gpu: gpu.compute_ns)
         by_cpu = sum(gpu.host_communication_ns - gpu.communication_ns + gpu.hidden_ns for _, gpu in devices) > 0
@@ -114,7 +116,7 @@ def _bound(
     if len(shares[bound]) > 1 and most > explained + 0.01:
         words["most"] = f", {share(most)} on {'a process without a rank' if slowest < 0 else f'rank {slowest}'}"
     words["part"] = part.get(bound, "")
-    return bound, explained, _TEXTS[bound].format(share=share(explained), **words)
+    return bound, None if bound == "unknown" else explained, _TEXTS[bound].format(share=share(explained), **words)
 
 
 def _longest_stage(

@@ -110,6 +110,16 @@ def test_verdict_names_what_takes_most_time(
     assert verdict.sentences[-1].startswith("Next: tracekit ")
 
 
+def test_idle_gpus_without_launches_have_no_known_cause(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    write(path, {"forward": 100}, gpu={"gemm": 20})
+    events = [event for event in json.loads(path.read_text()) if event.get("cat") != "cuda_runtime"]
+    path.write_text(json.dumps(events))
+    verdict = summarize_traces([str(path)]).verdict
+    assert (verdict.bound, verdict.share) == ("unknown", None)
+    assert verdict.sentences[1].startswith("GPUs are idle for 79.2% of the time. The traces have no launches")
+
+
 def write_with_exchange(path: Path, computing: tuple[float, float], exchanging: tuple[float, float]) -> str:
     """Write 20 steps of 100 us: a forward of 30 us that computes, a backward of 70 us, and an all-reduce on another thread."""
     events: list[dict[str, Any]] = []
