@@ -10,7 +10,7 @@ __all__ = ["OWN", "RealTraces", "real_traces_folder"]
 ROOT = Path(__file__).resolve().parent.parent
 
 OWN = ROOT / "tests" / "data"
-OWN_FOLDERS = ("cuda_h200", "flight_recorder", "torch_2.13_gloo", "torch_2.13_quirks")
+OWN_FOLDERS = ("cuda_h200", "flight_recorder", "torch_2.13_gloo", "torch_2.13_quirks", "truths_h200")
 
 # Read when it is imported, before any test clears the environment.
 OTHERS = Path(os.environ.get("TRACEKIT_TRACES") or ROOT.parent / "shared" / "traces")

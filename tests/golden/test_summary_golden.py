@@ -230,6 +230,7 @@ def shown(name: str) -> str:
         "single_gpu/rocm_mi250_minitoy.json.gz",
         "single_gpu/rocm_mi350x.json.gz",
         "single_gpu/torch_compile_triton.json.gz",
+        "truths_h200/python/*",
     ],
 )
 def test_real_traces(traces: RealTraces, engine: Engine, tmp_path: Path, pattern: str) -> None:
@@ -241,6 +242,21 @@ def test_real_traces(traces: RealTraces, engine: Engine, tmp_path: Path, pattern
     merge_traces(str(native), [str(traces / pattern)])
     assert figures(summarize_traces([str(native)])) == figures(summary)
     assert in_parts(summarize_traces([str(traces / pattern)])) == in_parts(summary)
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (
+            "python",
+            "CPU-bound: for 82.2% of the time, GPUs are idle while the CPU runs no operator, most of it in forward.",
+        ),
+        ("data", "input-bound: waiting for data takes 85.3% of the step."),
+    ],
+)
+def test_verdict_on_a_program_with_a_known_limit(traces: RealTraces, program: str, sentence: str) -> None:
+    verdict = summarize_traces([str(traces / "truths_h200" / program)]).verdict
+    assert verdict.sentences[1] == f"The run is {sentence}"
 
 
 def figures(summary: TraceSummary) -> Any:

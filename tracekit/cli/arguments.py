@@ -98,6 +98,21 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--json", "print one JSON document")
 
 
+def add_limits(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--at-least`` and ``--sure``, the limits of a delay or change that is reported."""
+    from tracekit.explain import CONFIDENCE, MIN_SHARE  # most verbs have no limits
+
+    least = f"smallest {what} to report, as a share of a step, such as 5%% (default: 2%%)"
+    add_option(parser, "--at-least SHARE", least, type=percentage, default=MIN_SHARE)
+    sure = f"confidence required to report a {what} (default: 99%%)"
+    add_option(parser, "--sure SHARE", sure, type=percentage, default=CONFIDENCE)
+
+
+def add_top(parser: argparse.ArgumentParser, what: str, most: int) -> None:
+    """Add ``--top``, the number of rows of a table."""
+    add_option(parser, "--top N", f"number of {what} to show (default: %(default)s)", type=positive, default=most)
+
+
 def add_no_cache(parser: argparse.ArgumentParser) -> None:
     """Add ``--no-cache``."""
     add_option(parser, "--no-cache", "read the traces, and keep nothing of them")

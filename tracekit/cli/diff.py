@@ -7,10 +7,18 @@ import sys
 from typing import TYPE_CHECKING
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_common, add_option, keeps_cache, or_zero, percentage, positive
-from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json, print_lines
+from tracekit.cli.arguments import (
+    add_common,
+    add_limits,
+    add_option,
+    add_top,
+    keeps_cache,
+    or_zero,
+    percentage,
+    positive,
+)
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_lines, print_result
 from tracekit.errors import CommandError, ConfigError
-from tracekit.explain import CONFIDENCE, MIN_SHARE
 
 if TYPE_CHECKING:
     from tracekit.explain.diff_results import Change, TraceDiff
@@ -51,23 +59,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         repeated=True,
     )
     add_option(parser, "--strict", "also exit with 3 if the noise hides a slow-down of --fail-above or --fail-stage")
-    add_option(
-        parser,
-        "--at-least SHARE",
-        "smallest change to report, as a share of the step (default: 2%%)",
-        type=percentage,
-        default=MIN_SHARE,
-    )
-    add_option(
-        parser,
-        "--sure SHARE",
-        "confidence required to report a change (default: 99%%)",
-        type=percentage,
-        default=CONFIDENCE,
-    )
-    add_option(
-        parser, "--top N", "number of markers of each kind to show (default: %(default)s)", type=positive, default=20
-    )
+    add_limits(parser, "change")
+    add_top(parser, "markers of each kind", 20)
     add_common(parser)
     parser.epilog = (
         "Exit code: 0 done, 1 failed, or nothing could be compared for --fail-above or --fail-stage, 2 wrong usage, 3 slower "
@@ -99,10 +92,7 @@ def run(args: argparse.Namespace) -> int:
             cache=keeps_cache(args),
             progress=bar.update,
         )
-    if args.json:
-        print_json(diff.as_dict())
-    else:
-        print_answer(diff_lines(diff, args.top))
+    print_result(diff, diff_lines(diff, args.top), as_json=args.json)
     code = OK
     for option, share, change in _gates(diff, args):
         failed = gate_line(option, change, share)

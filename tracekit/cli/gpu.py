@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from tracekit.cli.arguments import add_no_cache, add_option, add_traces, keeps_cache, positive
-from tracekit.cli.terminal import OK, ProgressBar, print_answer, print_json
+from tracekit.cli.arguments import add_no_cache, add_option, add_top, add_traces, keeps_cache
+from tracekit.cli.terminal import OK, ProgressBar, print_result
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_traces(parser, "traces of torch.profiler or tracekit, merged or of single ranks: files, folders, globs or URLs")
-    add_option(
-        parser, "--top N", "number of kernels and collectives to show (default: %(default)s)", type=positive, default=10
-    )
+    add_top(parser, "kernels and collectives", 10)
     add_option(parser, "--per-rank", "show each GPU and stream")
     add_no_cache(parser)
     add_option(parser, "--json", "print one JSON document")
@@ -30,8 +28,5 @@ def run(args: argparse.Namespace) -> int:
         tables.database() as database,
     ):
         report = explain_gpu(database)
-    if args.json:
-        print_json(report.as_dict())
-    else:
-        print_answer(gpu_lines(report, args.top, per_rank=args.per_rank))
+    print_result(report, gpu_lines(report, args.top, per_rank=args.per_rank), as_json=args.json)
     return OK

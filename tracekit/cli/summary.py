@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from tracekit.cli.arguments import add_inputs, add_option, keeps_cache, positive
-from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
+from tracekit.cli.arguments import add_inputs, add_option, add_top, keeps_cache
+from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_result
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
-    add_option(
-        parser, "--top N", "number of markers and stages to show (default: %(default)s)", type=positive, default=20
-    )
+    add_top(parser, "markers and stages", 20)
     add_option(parser, "--per-rank", "show each rank")
     parser.epilog = (
         "Exit code: 0 done, 1 failed, 2 wrong usage, 3 done, but something in the traces cannot be read or counted."
@@ -25,8 +23,5 @@ def run(args: argparse.Namespace) -> int:
 
     with ProgressBar(enabled=True) as bar:
         summary = summarize_traces(args.inputs, inside=args.inside, cache=keeps_cache(args), progress=bar.update)
-    if args.json:
-        print_json(summary.as_dict())
-    else:
-        print_answer(summary_lines(summary, args.top, per_rank=args.per_rank))
+    print_result(summary, summary_lines(summary, args.top, per_rank=args.per_rank), as_json=args.json)
     return PROBLEMS if summary.incomplete else OK

@@ -18,6 +18,7 @@ from tracekit.wording import escape_surrogates, without_controls
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from tracekit.explain.results import Result
     from tracekit.merge import MergeReport
 
 OK: Final = 0
@@ -134,6 +135,14 @@ def print_json(document: Any, *, indent: int | None = 2) -> None:
         sys.stdout.write(_LONE_SURROGATE.sub(_escaped_again, piece) if "\\ud" in piece else piece)
     sys.stdout.write("\n")
     sys.stdout.flush()
+
+
+def print_result(result: Result, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a result as lines or JSON."""
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        print_answer(lines)
 
 
 def print_merge(

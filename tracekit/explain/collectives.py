@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
+from tracekit.explain.gpu import Cover
 from tracekit.explain.stragglers_results import CollectiveReport, Member
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import UNSET, Event, Raw, encode_json
@@ -18,9 +19,8 @@ from tracekit.traces.collectives.collector import NAMES_OF_COLLECTIVES, Collecti
 from tracekit.traces.collectives.matching import match
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
-    from tracekit.explain.arrays import Bools, Ints
     from tracekit.explain.run import Run
 
 _MAX_EVENTS: Final = 20_000
@@ -43,7 +43,7 @@ _STAGES: Final = """
 SELECT rank, label, start_ns, start_ns + duration_ns AS end_ns FROM slice WHERE label IN ({labels})"""
 
 
-def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float]]:
+def exposed_shares(run: Run, stages: Collection[str]) -> dict[int, dict[str, float]]:
     """Return the share of the steps of each rank in which a collective runs on a CPU thread and no operator computes.
 
     Only the steps that torch.profiler recorded count. A rank without such a step, or without a collective, is left out. Each
@@ -56,10 +56,7 @@ def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float
         profiled.setdefault(rank, []).append(step)
     times = _arrays(run, _TIMES)
     talks = times["is_collective"].astype(bool)
-    labels: dict[str, list[int]] = {name: [] for name in stages}
-    for label, (name, _, kind) in enumerate(run.labels):
-        if name in labels and kind == "stage":
-            labels[name].append(label)
+    labels = run.labels_of(stages, ("stage",))
     named = ", ".join(str(label) for own in labels.values() for label in own)
     in_stages = _arrays(run, _STAGES.format(labels=named or "NULL"))
     shares: dict[int, dict[str, float]] = {}
@@ -75,34 +72,22 @@ def exposed_shares(run: Run, stages: Iterable[str]) -> dict[int, dict[str, float
         begun = np.searchsorted(np.sort(times["start_ns"][talking]), times["end_ns"][computing], side="left")
         ended = np.searchsorted(np.sort(times["end_ns"][talking]), times["start_ns"][computing], side="right")
         computing[computing] = begun > ended
-        ranges = {
-            "steps": (steps.starts[counted], steps.ends[counted]),
-            "talks": (times["start_ns"][talking], times["end_ns"][talking]),
-            "computes": (times["start_ns"][computing], times["end_ns"][computing]),
-        }
+        talk, work = ([times[name][chosen] for name in ("start_ns", "end_ns")] for chosen in (talking, computing))
+        starts, ends = steps.starts[counted], steps.ends[counted]
+        total = float((ends - starts).sum())
+        exchange_ns = Cover(talk, work).within(starts, ends) - Cover(work).within(starts, ends)
+        shares[rank] = {"": exchange_ns / total}
         for name, found in labels.items():
             inside = (in_stages["rank"] == rank) & np.isin(in_stages["label"], found)
-            ranges[f"stage {name}"] = (in_stages["start_ns"][inside], in_stages["end_ns"][inside])
-        edges = np.sort(np.concatenate([edge for pair in ranges.values() for edge in pair]))
-        within = {name: _covers(starts, ends, edges[:-1]) for name, (starts, ends) in ranges.items()}
-        lengths = np.diff(edges) * (within["steps"] & within["talks"] & ~within["computes"])
-        total = float(np.diff(edges)[within["steps"]].sum())
-        shares[rank] = {"": float(lengths.sum()) / total}
-        for name in labels:
-            shares[rank][name] = float(lengths[within[f"stage {name}"]].sum()) / total
+            stage = [in_stages[name][inside] for name in ("start_ns", "end_ns")]
+            # The part of the exchange in the stage: both together, less the time with either.
+            either_ns = Cover(stage, talk, work).within(starts, ends) - Cover(stage, work).within(starts, ends)
+            shares[rank][name] = (exchange_ns - either_ns) / total
     return shares
 
 
 def _arrays(run: Run, sql: str) -> dict[str, Any]:
     return {name: np.asarray(values) for name, values in run.database.columns(sql).items()}
-
-
-def _covers(starts: Ints, ends: Ints, times: Ints) -> Bools:
-    """Return True for each time that lies in one of the ranges; their ends do not."""
-    begun = np.searchsorted(np.sort(starts), times, side="right")
-    ended = np.searchsorted(np.sort(ends), times, side="right")
-    covered: Bools = begun > ended
-    return covered
 
 
 class Waits(Struct, frozen=True):
@@ -111,7 +96,7 @@ class Waits(Struct, frozen=True):
     report: CollectiveReport | None  # None where no collective was found on two ranks or more
     late_ns: dict[int, list[float]]  # of each rank, its delay behind the median of the other members in each collective
     starts_ns: dict[int, list[int]]  # of each rank, when it came to each of these
-    unmatched: list[str]  # why those of some ranks could not be matched, in words
+    unmatched: list[str]  # why those of some pairs of ranks could not be matched, in words
 
 
 def collective_waits(run: Run) -> Waits:
@@ -128,7 +113,7 @@ def collective_waits(run: Run) -> Waits:
         for rank, theirs in others:
             pairs = match(ours, theirs)
             if isinstance(pairs, str):
-                unmatched.append(f"rank {rank}: {pairs}")
+                unmatched.append(f"ranks {hub} and {rank}: {pairs}")
                 continue
             for one, other in pairs:
                 sets[id(one)][rank] = other

@@ -225,9 +225,11 @@ def _read(
 def _place_steps(run: Run, ranks: list[int]) -> int:
     """Number the counted steps of each rank in order of time; return how many all ranks have, or at most can be compared."""
     excluded = ["(NULL::BIGINT, NULL::BIGINT)"]
+    stated = run.database.columns("SELECT coalesce(rank, -1)::BIGINT AS rank, step FROM steps ORDER BY 1")
     for rank in ranks:
         own = run.steps.ranks[rank]
-        excluded += [f"({rank}, {number})" for number in own.numbers[~own.counts].tolist()]
+        numbers = stated["step"][slice(*np.searchsorted(stated["rank"], (rank, rank + 1)))]
+        excluded += [f"({rank}, {number})" for number in np.setdiff1d(numbers, own.numbers[own.counts]).tolist()]
     places = _PLACES.format(ranks=", ".join(map(str, ranks)), excluded=", ".join(excluded))
     run.database.derive("place", places)
     counts = dict(run.database.run("SELECT rank, count(*) FROM place GROUP BY rank"))

@@ -8,15 +8,17 @@ say so where they differ. A GPU is idle while none of its streams has an activit
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.arrays import np
 from tracekit.explain.gpu_results import Collectives, Copies, GPUReport, GPUTime, Kernel, Launches, Memory, Stream
-from tracekit.formats.kineto import COLLECTIVE_NAMES, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
+from tracekit.formats.kineto import COLLECTIVE_NAMES, CPU_OPERATORS, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from tracekit.explain.arrays import Ints
@@ -46,13 +48,31 @@ def gpu_times_and_gaps(table: RunDatabase, most: int) -> tuple[list[GPUTime], li
     table.derive("profiler_pause", _PAUSES)
     others = ("python_function", "Trace", *GPU_ACTIVITIES, *GPU_SHADOWS)
     table.derive("cpu_collective", _CPU_COLLECTIVES.format(collective=COLLECTIVE_NAMES, others=others))
+    free = _CPU_FREE.format(operators=CPU_OPERATORS, calls=RUNTIME_CALLS)
+    table.derive("cpu_free", free, of=("cpu_collective",))
     times: list[GPUTime] = []
     gaps: list[str] = []
     for gpu in (_GPU(*row) for row in table.run(_GPUS)):
-        time, longest = _gpu_time(table, gpu, most)
+        time, longest, _ = _gpu_time(table, gpu, most)
         times.append(time)
         gaps += [str(gap[1:]) for gap in longest]
     return times, list(table.run(_GAPS.format(gaps=", ".join(gaps)))) if gaps else []
+
+
+def free_times_in(table: RunDatabase, stages: Mapping[str, str]) -> Counter[str]:
+    """Return the part of all ``host_free_ns`` in each stage, after `gpu_times_and_gaps`.
+
+    A stage is a query of slices, with ``rank``, ``start_ns`` and ``end_ns``.
+    """
+    found: Counter[str] = Counter()
+    for gpu in (_GPU(*row) for row in table.run(_GPUS)):
+        free = _ranges(table, "cpu_free", gpu.rank)
+        own = [_ranges(table, f"({sql})", gpu.rank) for sql in stages.values()]
+        covers = [cover for ranges in own for cover in (Cover(ranges), Cover(ranges, free))]
+        time, _, within = _gpu_time(table, gpu, 0, covers)
+        for name, own_ns, either_ns in zip(stages, within[::2], within[1::2], strict=True):
+            found[name] += own_ns + (time.host_free_ns or 0) - either_ns
+    return found
 
 
 class _GPU(NamedTuple):
@@ -83,20 +103,29 @@ class _Busy:
         return until[:-1]
 
 
-class _Cover:
-    """The time with one of some ranges, in order of their starts, up to any time."""
+class Cover:
+    """The time with one of some ranges, which are pairs of starts and ends, up to any time."""
 
-    def __init__(self, starts: Ints, ends: Ints) -> None:
-        busy = _Busy()
-        until = busy.add(starts, ends)
+    def __init__(self, *ranges: Sequence[Ints]) -> None:
+        starts, ends = (np.concatenate(parts) for parts in zip(*ranges, strict=True))
+        order = np.argsort(starts, kind="stable")
+        starts, busy = starts[order], _Busy()
+        until = busy.add(starts, ends[order])
         begins = starts > until
         self._starts = starts[begins]
         self._lengths = np.append(until[begins][1:], busy.until_ns)[: len(self._starts)] - self._starts
         self._before = np.cumsum(self._lengths) - self._lengths
 
+    def __bool__(self) -> bool:
+        return len(self._starts) > 0
+
+    def within(self, starts: Ints, ends: Ints) -> int:
+        """Return the covered time in some ranges."""
+        return int((self.until(ends) - self.until(starts)).sum())
+
     def until(self, times: Ints) -> Ints:
-        """Return the time with a range before each time."""
-        if not len(self._starts):
+        """Return the covered time before each time."""
+        if not self:
             return np.zeros_like(times)
         at = np.searchsorted(self._starts, times, side="right") - 1
         known = np.maximum(at, 0)
@@ -104,12 +133,24 @@ class _Cover:
         return np.where(at < 0, 0, covered)
 
 
-def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[tuple[int, ...]]]:
-    """Return the time of a GPU, and its longest idle times: minus the length, start, and file and id of the activity after it."""
+def _ranges(table: RunDatabase, name: str, rank: int | None) -> list[Ints]:
+    """Return the starts and ends of the ranges of a rank."""
+    return [*table.columns(_OF_RANK.format(table=name, rank=_literal(rank))).values()]
+
+
+def _gpu_time(
+    table: RunDatabase, gpu: _GPU, most: int, parts: Sequence[Cover] = ()
+) -> tuple[GPUTime, list[tuple[int, ...]], list[int]]:
+    """Return the time of a GPU, its longest idle times, and its waiting for launches in each of some parts of the time.
+
+    An idle time is minus its length, its start, and the file and id of the activity after it.
+    """
     every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
-    pause_ns = host_bound_ns = host_communication_ns = 0
-    of_rank = (_OF_RANK.format(table=name, rank=_literal(gpu.rank)) for name in ("profiler_pause", "cpu_collective"))
-    pauses, exchange = (_Cover(*table.columns(sql).values()) for sql in of_rank)
+    pause_ns = host_bound_ns = 0
+    known = "profiler_pause", "cpu_collective", "cpu_free"
+    pauses, exchange, free = (Cover(_ranges(table, name, gpu.rank)) for name in known)
+    covers = exchange, free, *parts
+    within = [0] * len(covers)
     gaps: list[tuple[int, ...]] = []
     pieces = -(-gpu.activities // _PIECE)
     edges = [gpu.first_ns + (gpu.last_ns + 1 - gpu.first_ns) * number // pieces for number in range(pieces + 1)]
@@ -128,7 +169,8 @@ def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[t
         idle &= ~pausing
         waits = idle & (piece["call_ns"] > until)
         host_bound_ns += int((starts[waits] - until[waits]).sum())
-        host_communication_ns += int((exchange.until(starts[waits]) - exchange.until(until[waits])).sum())
+        for place, cover in enumerate(covers):
+            within[place] += cover.within(until[waits], starts[waits])
         at = np.flatnonzero(idle)
         at = at[np.argsort(until[at] - starts[at], kind="stable")[:most]]
         columns = (until - starts, until, piece["file"], piece["id"])
@@ -146,9 +188,10 @@ def _gpu_time(table: RunDatabase, gpu: _GPU, most: int) -> tuple[GPUTime, list[t
         memory_ns=memory.total_ns,
         idle_ns=span_ns - every.total_ns,
         host_bound_ns=host_bound_ns,
-        host_communication_ns=host_communication_ns,
+        host_communication_ns=within[0],
+        host_free_ns=within[1] if free else None,
     )
-    return time, sorted(gaps, key=itemgetter(0))[:most]
+    return time, sorted(gaps, key=itemgetter(0))[:most], within[2:]
 
 
 def _structs(kind: type[ResultT], table: RunDatabase, sql: str, *, args: bool = False) -> list[ResultT]:
@@ -194,6 +237,20 @@ SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events JOIN (
 WHERE phase IN ('X', 'b') AND duration_ns > 0
     AND coalesce(category, '') NOT IN {others}"""
 
+# Nothing runs before the first operator.
+_CPU_FREE: Final = """
+WITH work AS (
+    SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events
+    WHERE phase = 'X' AND duration_ns > 0 AND (category IN {operators} OR category IN {calls})
+    UNION ALL FROM cpu_collective
+), until AS (
+    SELECT rank, start_ns, max(end_ns) OVER (PARTITION BY rank ORDER BY start_ns
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS until_ns
+    FROM work WHERE coalesce(rank, -1) IN (SELECT coalesce(rank, -1) FROM events WHERE category IN {operators})
+)
+SELECT rank, coalesce(until_ns, least(0, start_ns)) AS start_ns, start_ns AS end_ns FROM until
+WHERE until_ns IS NULL OR start_ns > until_ns"""
+
 # torch.profiler writes one slice of this category for each time that it records.
 _PAUSES: Final = """
 SELECT rank, until_ns AS start_ns, start_ns AS end_ns FROM (
@@ -202,7 +259,7 @@ SELECT rank, until_ns AS start_ns, start_ns AS end_ns FROM (
     FROM events WHERE category = 'Trace' AND phase = 'X'
 ) WHERE start_ns > until_ns"""
 
-_OF_RANK: Final = "SELECT start_ns, end_ns FROM {table} WHERE rank IS NOT DISTINCT FROM {rank} ORDER BY start_ns"
+_OF_RANK: Final = "SELECT start_ns, end_ns FROM {table} WHERE rank IS NOT DISTINCT FROM {rank}"
 
 _GPUS: Final = """
 SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device

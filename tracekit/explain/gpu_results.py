@@ -21,6 +21,7 @@ DEVICE_TIMES: Final = {
     "idle": "idle_ns",
     "  waiting for launches": "host_bound_ns",
     "    while CPU exchanges": "host_communication_ns",
+    "    while CPU runs no operator": "host_free_ns",
 }
 """The times of a device that tables show, by their names there."""
 
@@ -47,6 +48,9 @@ class GPUTime(Result, frozen=True, kw_only=True):
     idle_ns: int  # time without any activity
     host_bound_ns: int  # the part of ``idle_ns`` that ends with an activity launched after the GPU went idle
     host_communication_ns: int  # the part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective
+    host_free_ns: (
+        int | None
+    )  # the part of ``host_bound_ns`` in which the CPU runs no operator, CUDA call or collective; null without operators
 
 
 class Stream(Result, frozen=True, kw_only=True):
@@ -181,12 +185,18 @@ def device_cells(device: GPUTime) -> tuple[str, ...]:
 def device_lines(devices: Sequence[GPUTime], times: Mapping[str, str]) -> list[str]:
     """Return a table of times of devices as shares of their spans."""
     shares = {
-        name: [(getattr(one, key) / (one.span_ns or 1), -1 if one.rank is None else one.rank) for one in devices]
+        name: [(part, -1 if one.rank is None else one.rank) for one in devices if (part := _part(one, key)) is not None]
         for name, key in times.items()
     }
     if len(devices) == 1:
-        return table(("", "share"), [(name, share(own[0][0])) for name, own in shares.items()])
-    return table(("", *ENDS), [(name, *range_cells(own, share)) for name, own in shares.items()])
+        return table(("", "share"), [(name, share(own[0][0])) for name, own in shares.items() if own])
+    return table(("", *ENDS), [(name, *range_cells(own, share)) for name, own in shares.items() if own])
+
+
+def _part(device: GPUTime, key: str) -> float | None:
+    """Return a time of a device as a share of its span; None if it is unknown."""
+    time_ns: int | None = getattr(device, key)
+    return None if time_ns is None else time_ns / (device.span_ns or 1)
 
 
 def gpu_lines(report: GPUReport, top: int = 10, *, per_rank: bool = False) -> Iterator[str]:
@@ -211,18 +221,14 @@ def _gpus(gpus: Sequence[GPUTime], *, per_rank: bool) -> Iterator[str]:
     yield ""
     yield "time of the GPUs, as a share of that"
     if per_rank:
-        head = ("rank", "GPU", "compute", "comm.", "during", "copies", "idle", "launch", "exchange")
+        head = ("rank", "GPU", "compute", "comm.", "during", "copies", "idle", "launch", "exchange", "no op.")
         rows = [
-            (
-                _rank(gpu.rank),
-                str(gpu.device),
-                *(share(getattr(gpu, key) / (gpu.span_ns or 1)) for key in DEVICE_TIMES.values()),
-            )
+            (_rank(gpu.rank), str(gpu.device), *(share(_part(gpu, key)) for key in DEVICE_TIMES.values()))
             for gpu in gpus
         ]
         yield from table(head, rows, left=0)
-        yield "  (during: communication during compute; launch: idle, waiting for launches;"
-        yield "   exchange: the part of that in which the CPU exchanges data)"
+        yield "  (during: communication during compute; launch: idle, waiting for launches; of"
+        yield "   that, exchange: the CPU exchanges data; no op.: the CPU runs no operator)"
         return
     yield from device_lines(gpus, DEVICE_TIMES)
 

@@ -19,7 +19,7 @@ from tracekit.table.tables import EventTables
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tracekit.arguments import Paths
     from tracekit.explain.results import ResultT
@@ -53,7 +53,7 @@ CASE WHEN category IN $device THEN 'device'
 _LABELS: Final = """
 WITH named AS (
     SELECT name AS full_name, coalesce(category, '') AS category, sum(duration_ns::DOUBLE) AS total
-    FROM events WHERE duration_ns IS NOT NULL GROUP BY full_name, category ORDER BY total DESC, full_name, category LIMIT {most}
+    FROM events WHERE duration_ns IS NOT NULL GROUP BY 1, 2 ORDER BY total DESC, full_name, category LIMIT {most}
 ), shown AS (
     SELECT full_name, category,
         CASE WHEN length(full_name) > {characters} THEN left(full_name, {characters} - 1) || '…' ELSE full_name END AS name
@@ -64,7 +64,7 @@ SELECT full_name, name, category, dense_rank() OVER (ORDER BY name, category)::I
 _SLICES: Final = """
 CREATE TEMP VIEW slice AS
 SELECT coalesce(e.rank, -1) AS rank, e.file, e.id, e.parent, e.parent_file, e.pid, e.tid, e.process, e.thread, e.phase,
-    e.start_ns, e.duration_ns, coalesce(e.category, '') AS category,
+    e.start_ns, e.duration_ns, e.depth, coalesce(e.category, '') AS category,
     CASE WHEN e.phase = 'X' THEN e.self_ns ELSE e.duration_ns END AS self_ns, e.step,
     coalesce(l.label, 0) AS label, coalesce(l.kind, 'frame') AS kind
 FROM events e LEFT JOIN label l ON e.name = l.full_name AND coalesce(e.category, '') = l.category
@@ -119,6 +119,14 @@ class Run:
         """The name, category and kind of each label."""
         found = self.database.run("SELECT DISTINCT ON (label) label, name, category, kind FROM label ORDER BY label")
         return [(OTHERS, OTHERS, "frame"), *((name, category, kind) for _, name, category, kind in found)]
+
+    def labels_of(self, names: Collection[str], kinds: Sequence[str]) -> dict[str, list[int]]:
+        """Return the labels of some kinds with each of some names that has one."""
+        found: dict[str, list[int]] = {}
+        for label, (name, _, kind) in enumerate(self.labels):
+            if name in names and kind in kinds:
+                found.setdefault(name, []).append(label)
+        return found
 
     @cached_property
     def files(self) -> list[tuple[str, int]]:

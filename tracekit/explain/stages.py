@@ -3,6 +3,9 @@
 A stage is a slice that no other encloses; steps, functions of Python and whatever is longer than the longest step do not
 count as enclosing. A collective inside a stage is a stage of its own, since work and waiting for others are different things.
 Of stages that cross, the time that both share counts for the one that ends first.
+
+torch.profiler often records few steps, and its slices repeat the markers. Where it records less than half of the steps, its
+slices are no stages. Where a rank has markers of tracekit, only those are that wait: for the device, data or other ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tracekit.explain.arrays import np
 from tracekit.explain.run import shortened_name
 from tracekit.explain.summary_results import GapSummary, LoadingSummary
+from tracekit.formats.kineto import RUNTIME_CALLS, TORCH_SLICES
 from tracekit.structs import Struct
 from tracekit.wording import counted
 
@@ -42,7 +46,8 @@ SELECT l.file, l.id FROM long l ASOF JOIN steps p ON l.rank = coalesce(p.rank, -
 WHERE p.start_ns - l.start_ns < l.duration_ns;
 CREATE OR REPLACE TEMP TABLE frame AS
 SELECT s.file, s.id FROM slice s ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
-WHERE s.phase = 'X' AND s.kind IN ('frame', 'step') AND (s.label <> 0 OR s.category IN ('python_function', 'Trace'))
+WHERE s.phase = 'X' AND (s.kind IN ('frame', 'step') AND (s.label <> 0 OR s.category IN ('python_function', 'Trace'))
+    OR s.category = 'user_annotation' AND {has_markers})
 UNION ALL SELECT file, id FROM around_steps"""
 
 # A merge moves slices that cross others of their thread to tracks named (overlap), such as steps of torch.profiler that cross
@@ -57,17 +62,16 @@ GROUP BY l.pid, l.tid"""
 
 _SLICES: Final = """
 SELECT s.rank, s.pid AS process, hash(s.pid, coalesce(o.owner, s.tid)) AS thread,
-    s.start_ns, s.duration_ns, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
-    s.kind = 'step' AS is_step, s.kind = 'call' AS is_call, s.parent IS NULL OR p.id IS NOT NULL AS is_outer
+    s.start_ns, s.duration_ns, s.depth, s.label, s.kind = 'collective' AS collective, s.kind = 'loading' AS loading,
+    s.kind = 'step' AS is_step, s.kind = 'call' AS is_call, s.parent IS NULL OR p.id IS NOT NULL AS is_outer,
+    s.category IN {of_torch} AS of_torch, s.category IN {calls} AS calls_runtime
 FROM slice s LEFT JOIN frame p ON s.parent_file = p.file AND s.parent = p.id
 LEFT JOIN lane o ON s.pid = o.pid AND s.tid = o.tid
 ANTI JOIN around_steps a ON s.file = a.file AND s.id = a.id
 WHERE s.phase = 'X'
     AND (s.kind IN ('loading', 'collective', 'step') OR s.kind IN ('stage', 'call') AND (s.parent IS NULL OR p.id IS NOT NULL))"""
 
-_OF_RANK: Final = """
-SELECT process, thread, start_ns, duration_ns, label, collective, loading, is_step, is_call, is_outer FROM stage_slice
-WHERE rank = {rank}"""
+_OF_RANK: Final = "SELECT * EXCLUDE (rank) FROM stage_slice WHERE rank = {rank}"
 
 # Processes of different ranks can have equal numbers, as in containers.
 _THREADS: Final = """
@@ -80,8 +84,8 @@ class StageTimes(Struct, frozen=True):
 
     steps: RankSteps  # the steps of the rank
     thread: str  # the name of its training thread
-    names: list[str]  # the stages, in the order of their mean starts within a step
-    offsets_ns: list[float]  # when each begins after the start of the step, on average
+    names: list[str]  # the stages, in the order of their starts within a step
+    offsets_ns: list[float]  # the median time from the start of the step to that of each
     meets: list[bool]  # true for each stage that is a collective
     times: Floats  # the time of each stage in each step, shape (steps, stages), ns
     loading: LoadingSummary | None  # waiting for data; None if there was no waiting
@@ -111,7 +115,6 @@ class _Thread(Struct):
     outer: Ints
     label: Ints
     is_collective: Bools
-    is_call: Bools
     loading: tuple[Ints, Ints]  # starts and durations
     covered_ns: int
     gaps: list[tuple[int, int, int, int]]  # start, length, and the labels of the slices before and behind it
@@ -122,24 +125,29 @@ class _Stage(Struct):
     """The sums of a stage over the training threads of a rank."""
 
     times: Floats  # its time in each step
-    delays_ns: float = 0.0  # the sum of the times from the start of the step to its own
-    count: int = 0
+    delays: list[Ints]  # the times from the start of the step to its own
     meets: bool = False
 
-    def add(self, times: Floats, delays_ns: float, count: int) -> None:
+    def add(self, times: Floats, *delays: Ints) -> None:
         self.times += times
-        self.delays_ns += delays_ns
-        self.count += count
+        self.delays += delays
 
     @property
     def offset_ns(self) -> float:
-        return self.delays_ns / self.count
+        # A long step, such as one of the warm-up, must not change the order.
+        return float(np.median(np.concatenate(self.delays)))
 
 
 def training_stages(run: Run) -> dict[int, StageTimes]:
     """Return the stages on the training thread of each rank."""
     database = run.database
-    database.derive("stage_slice", _SLICES, before=[_FRAMES, _LANES], of=["label"])
+    has_markers = any(kind == "stage" and category not in TORCH_SLICES for _, category, kind in run.labels)
+    database.derive(
+        "stage_slice",
+        _SLICES.format(of_torch=TORCH_SLICES, calls=RUNTIME_CALLS),
+        before=[_FRAMES.format(has_markers=has_markers), _LANES],
+        of=["label"],
+    )
     names = {(rank, key): name for rank, key, name in database.run(_THREADS)}
     trains = {
         (rank, process)
@@ -153,6 +161,7 @@ def training_stages(run: Run) -> dict[int, StageTimes]:
         columns = database.columns(_OF_RANK.format(rank=rank))
         own = {name: np.asarray(values) for name, values in columns.items()}
         steps = run.steps.of(rank)
+        _leave_out_torch(own, steps)
         threads = [
             _thread({name: values[own["thread"] == key] for name, values in own.items()}, steps)
             for key in np.unique(own["thread"])
@@ -176,14 +185,28 @@ def cut_notes(stages: Iterable[StageTimes]) -> list[str]:
     return [f"{note}: the time that both share counts for the stage that ends first"]
 
 
+def _leave_out_torch(own: dict[str, Any], steps: RankSteps) -> None:
+    """Make the slices of torch.profiler that are no stages such as its calls: they fill gaps only."""
+    of_torch = own["of_torch"]
+    places = np.unique(steps.at(own["start_ns"][of_torch]))
+    is_known = 2 * steps.counts[places[places >= 0]].sum() >= steps.counts.sum()
+    # Workers of a data loader have markers and no torch.profiler.
+    is_marker = ~(of_torch | own["is_step"] | own["loading"]) & np.isin(own["process"], own["process"][of_torch])
+    waits = own["collective"] | own["loading"] | own["calls_runtime"]
+    own["is_call"] |= of_torch & ~(is_known & (waits | ~is_marker.any()))
+    for kind in ("collective", "loading"):
+        own[kind] &= ~own["is_call"]
+
+
 def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread:
     """Return the stages of a thread."""
     key, process, has_steps = int(own["thread"][0]), int(own["process"][0]), bool(own["is_step"].any())
-    order = np.lexsort((-own["start_ns"] - own["duration_ns"], own["start_ns"]))
+    order = np.lexsort((own["depth"], -own["start_ns"] - own["duration_ns"], own["start_ns"]))
     own = {name: values[order[~own["is_step"][order]]] for name, values in own.items()}
     starts, label, collective = own["start_ns"], own["label"], own["collective"]
     ends = starts + own["duration_ns"]
-    at, until = _outermost(np.flatnonzero(own["is_outer"]), starts, ends)
+    every, before = _outermost(np.flatnonzero(own["is_outer"] | collective), starts, ends)
+    at, until = _outermost(np.flatnonzero(own["is_outer"] & ~own["is_call"] | collective), starts, ends)
     begins = np.maximum(starts[at], until)
     owns = ends[at] - begins
     is_cut = (until > starts[at]) & (np.minimum(ends[at], until) - starts[at] >= _CROSSING_NS)
@@ -205,10 +228,9 @@ def _thread(own: dict[str, Any], steps: RankSteps) -> _Thread:
         outer=np.concatenate([np.full(len(at), -1), of]),
         label=label[stages],
         is_collective=collective[stages],
-        is_call=own["is_call"][stages],
         loading=(starts[waits], own["duration_ns"][waits]),
-        covered_ns=int(owns.astype(float).sum()),
-        gaps=_gaps(starts[at], ends[at], until, label[at], steps),
+        covered_ns=int((ends[every] - np.maximum(starts[every], before)).astype(float).sum()),
+        gaps=_gaps(starts[every], ends[every], before, label[every], steps),
         cut=Counter(label[at][is_cut].tolist()),
     )
 
@@ -279,16 +301,15 @@ def _stage_times(run: Run, rank: int, threads: list[_Thread], name: str) -> Stag
         inner = thread.outer >= 0
         place[inner] = place[thread.outer[inner]]
         outer = np.where(inner, thread.label[np.maximum(thread.outer, 0)], -1)
-        # A call of the runtime between stages is no gap, and no stage.
-        keep = np.flatnonzero((place >= 0) & ~thread.is_call)
+        keep = np.flatnonzero(place >= 0)
         keys, of = np.unique(np.stack([outer[keep], thread.label[keep]]), axis=1, return_inverse=True)
         for at, (around, label) in enumerate(keys.T.tolist()):
             chosen = keep[of.reshape(-1) == at]
             stage = labels[label] if around < 0 else f"{labels[around]} > {labels[label]}"
-            one = found.setdefault(stage, _Stage(np.zeros(len(steps))))
+            one = found.setdefault(stage, _Stage(np.zeros(len(steps)), []))
             delays = thread.starts[chosen] - steps.starts[place[chosen]]
             times: Any = np.bincount(place[chosen], weights=thread.owns[chosen].astype(float), minlength=len(steps))
-            one.add(times, float(delays.astype(float).sum()), len(chosen))
+            one.add(times, delays)
             one.meets = one.meets or bool(thread.is_collective[chosen].any())
         for label, count in thread.cut.items():
             cut[labels[label]] += count
@@ -298,7 +319,7 @@ def _stage_times(run: Run, rank: int, threads: list[_Thread], name: str) -> Stag
         ]
     for stage in sorted(found, key=lambda stage: -float(found[stage].times.sum()))[MAX_STAGES:]:
         one = found.pop(stage)
-        found.setdefault(OTHER_STAGES, _Stage(np.zeros(len(steps)))).add(one.times, one.delays_ns, one.count)
+        found.setdefault(OTHER_STAGES, _Stage(np.zeros(len(steps)), [])).add(one.times, *one.delays)
     names = sorted(found, key=lambda stage: found[stage].offset_ns)
     return StageTimes(
         steps=steps,

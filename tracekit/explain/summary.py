@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
 from tracekit.explain.collectives import exposed_shares
-from tracekit.explain.gpu import gpu_times_and_gaps
+from tracekit.explain.gpu import free_times_in, gpu_times_and_gaps
 from tracekit.explain.run import open_run
 from tracekit.explain.stages import cut_notes, gap_summary, training_stages
 from tracekit.explain.stragglers import compare_run
@@ -47,6 +47,9 @@ SELECT rank, label, count(*) AS slices, sum(duration_ns)::DECIMAL(38) AS total_n
     (sum(duration_ns) FILTER (step IS NOT NULL))::DECIMAL(38) AS in_steps_ns, min(start_ns) AS first_ns,
     max(start_ns + duration_ns) AS last_ns
 FROM slice WHERE {ranks} GROUP BY rank, label ORDER BY rank, total_ns DESC, label"""
+
+_SLICES_OF: Final = """
+SELECT nullif(rank, -1) AS rank, start_ns, start_ns + duration_ns AS end_ns FROM slice WHERE label IN ({labels})"""
 
 _FIGURES: Final = ("count", "total_ns", "self_ns", "mean_ns", "p50_ns", "p95_ns", "p99_ns")
 _MARKERS_OF: Final = """
@@ -107,7 +110,7 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
     if any(len(own) > kept for own in run.steps.ranks.values()):
         notes.append(f"only the first {kept:,} steps of each rank are listed one by one")
     return TraceSummary(
-        verdict=verdict_of(ranks, found, exposed),
+        verdict=verdict_of(ranks, found, exposed, _free_stage(run, ranks)),
         files=[FileSummary(file=path, events=events) for path, events in run.files],
         ranks=ranks,
         slowest_rank=slowest_of(ranks),
@@ -119,6 +122,18 @@ def summarize_run(run: Run, stages: dict[int, StageTimes]) -> TraceSummary:
         notes=[*notes, *cut_notes(stages.values())],
         incomplete=run.incomplete,
     )
+
+
+def _free_stage(run: Run, ranks: list[RankSummary]) -> str:
+    """Return the stage with more than half of the time in which GPUs wait and the CPU runs no operator; empty without one."""
+    devices = [device for rank in ranks for device in rank.devices]
+    free_ns = sum(device.host_free_ns or 0 for device in devices)
+    if 2 * free_ns <= sum(device.host_bound_ns - device.host_communication_ns for device in devices):
+        return ""
+    labels = run.labels_of(_long_stages(ranks), ("stage", "loading"))
+    slices = {name: _SLICES_OF.format(labels=", ".join(map(str, own))) for name, own in labels.items()}
+    found = free_times_in(run.database, slices)
+    return next((name for name in sorted(found) if 2 * found[name] > free_ns), "")
 
 
 def _long_stages(ranks: list[RankSummary]) -> set[str]:

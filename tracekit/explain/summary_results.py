@@ -147,7 +147,8 @@ class Verdict(Result, frozen=True, kw_only=True):
     """The most important facts about a run.
 
     Attributes:
-        bound: "input", "launch", "communication" or "compute", by what limits the run; "unknown" without steps and devices.
+        bound: "input", "launch", "cpu", "copy", "communication" or "compute", by what limits the run; "unknown" without steps
+            and devices.
     """
 
     bound: str
@@ -236,16 +237,21 @@ class NameRow(Struct, frozen=True):
     cells: tuple[str, ...]
 
 
-def telling_names(markers: Iterable[MarkerSummary | NameRow]) -> dict[tuple[str, str], str]:
-    """Return a text for each name and category: the name, with the category where several categories have the name."""
+def telling_names(markers: Iterable[MarkerSummary | NameRow], width: int) -> dict[tuple[str, str], str]:
+    """Return a text for each name and category: the short name, with the category where several categories have the name."""
     categories: dict[str, set[str]] = {}
     for one in markers:
         categories.setdefault(one.name, set()).add(one.category)
-    return {
-        (name, category): f"{name} ({category or 'no category'})" if len(own) > 1 else name
-        for name, own in categories.items()
-        for category in own
-    }
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for name, own in categories.items():
+        for category in own:
+            short = shortened(category or "no category", width - width // 3 - 3)
+            alike.setdefault(f" ({short})" if len(own) > 1 else "", []).append((name, category))
+    found: dict[tuple[str, str], str] = {}
+    for end, keys in alike.items():
+        names = shortened_apart((name for name, _ in keys), width - len(end))
+        found |= {key: names[key[0]] + end for key in keys}
+    return found
 
 
 NAME_HEAD: Final = ("count", "least", "median", "most", "rank", "of steps")  # the headings of `NameRow.cells`
@@ -361,22 +367,20 @@ def _markers(summary: TraceSummary, top: int, *, per_rank: bool) -> Iterator[str
     if per_rank or len(summary.ranks) == 1:
         markers = summary.named_markers
         one_rank = len(summary.ranks) == 1
-        names = telling_names(markers[:top])
-        short = shortened_apart(names.values(), 26 if one_rank else 20)
+        names = telling_names(markers[:top], 26 if one_rank else 20)
         rows = []
         for marker in markers[:top]:
             times = map(duration, (marker.total_ns, marker.self_ns, marker.p50_ns, marker.p95_ns))
             of = () if one_rank else (str(marker.rank),)
             cells = (*of, f"{marker.count:,}", *times, share(marker.share_of_steps))
-            rows.append((short[names[marker.name, marker.category]], *cells))
+            rows.append((names[marker.name, marker.category], *cells))
         head: tuple[str, ...] = ("count", "total", "self", "p50", "p95", "of steps")
         head, title = ("name", *head) if one_rank else ("name", "rank", *head), "markers by total time"
         left = len(markers) - len(rows)
     else:
         found = name_rows(summary)
-        names = telling_names(found[:top])
-        short = shortened_apart(names.values(), 28)
-        rows = [(short[names[row.name, row.category]], *row.cells) for row in found[:top]]
+        names = telling_names(found[:top], 28)
+        rows = [(names[row.name, row.category], *row.cells) for row in found[:top]]
         head, title = ("name", *NAME_HEAD), "markers by total time, and the total time of a rank"
         left = len(found) - len(rows)
     return section(title, head, rows, after=[f"  and {left:,} more; --top N shows N, --json all"] if left else ())

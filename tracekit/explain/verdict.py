@@ -11,6 +11,8 @@ from tracekit.explain.text import duration, share, shortened
 from tracekit.wording import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracekit.explain.gpu_results import GPUTime
     from tracekit.explain.stragglers_results import StragglerReport
     from tracekit.explain.summary_results import RankSummary
@@ -19,19 +21,24 @@ _MUCH: Final = 0.1
 _TEXTS: Final = {
     "input": "The run is input-bound: waiting for data takes {share} of the step{most}.",
     "launch": "The run is launch-bound: for {share} of the time, GPUs are idle until the CPU launches work{most}.",
+    "cpu": "The run is CPU-bound: for {share} of the time, GPUs are idle while the CPU runs no operator{part}{most}.",
+    "copy": "The run is copy-bound: copies and fills take {share} of the {whole}{most}.",
+    "unknown": "GPUs are idle for {share} of the time{most}. The traces have no launches to show why: record the CPU, too.",
     "communication": "The run is communication-bound: {part} takes {share} of the {whole}{most}.",
     "compute": "The run is compute-bound: {part} takes {share} of the {whole}{most}.",
 }
 
 
-def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[int, dict[str, float]]) -> Verdict:
-    """Return the verdict on a run."""
+def verdict_of(
+    ranks: list[RankSummary], found: StragglerReport, exposed: dict[int, dict[str, float]], free_stage: str
+) -> Verdict:
+    """Return the verdict on a run; ``free_stage`` is the stage with most of ``GPUTime.host_free_ns``, or empty."""
     timed = [rank for rank in ranks if rank.steps.count]
     devices = [(rank.rank, device) for rank in ranks for device in rank.devices]
     if not timed and not devices:
         nothing = "No steps: the traces hold neither batches of tracekit nor ProfilerStep#N of torch.profiler."
         return Verdict(bound="unknown", share=None, imbalanced=False, sentences=[nothing])
-    bound, explained, words = _bound(timed, devices, exposed)
+    bound, explained, words = _bound(timed, devices, exposed, free_stage)
     sentences = []
     if timed:
         mean, steps = fmean(rank.steps.mean_ns for rank in timed), max(rank.steps.count for rank in timed)
@@ -39,8 +46,11 @@ def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[i
         sentences.append(f"A step takes {duration(mean)} on average, over {over}.")
     sentences.append(words)
     waits = max((rank.loading_share or 0.0 for rank in timed), default=0.0)
-    if bound != "input" and waits >= _MUCH:
+    copies = max((_copying_ns(gpu) / (gpu.span_ns or 1) for _, gpu in devices if bound != "copy"), default=0.0)
+    if bound != "input" and waits >= max(_MUCH, copies):
         sentences.append(f"Waiting for data takes up to {share(waits)} of the step.")
+    elif copies >= _MUCH:
+        sentences.append(f"Copies and fills take up to {share(copies)} of the time of a GPU.")
     imbalanced = found.blames
     if found.stragglers:
         sentences.append(sentence(straggler_parts(found.stragglers[0]), len(found.stragglers)))
@@ -48,33 +58,38 @@ def verdict_of(ranks: list[RankSummary], found: StragglerReport, exposed: dict[i
         sentences.append(sentence(outlier_parts(found.outliers[0], found), len(found.outliers)))
     if found.sensitivity is not None and not found.stragglers and len(sentences) < 4:
         sentences.append(negative_sentence(found))
-    sentences.append(_next(bound, timed, imbalanced=imbalanced or bool(found.outliers)))
+    sentences.append(_next(bound, timed, devices, imbalanced=imbalanced or bool(found.outliers)))
     return Verdict(bound=bound, share=explained, imbalanced=imbalanced, sentences=sentences)
 
 
+def _copying_ns(gpu: GPUTime) -> int:
+    """Return the time of a GPU with copies and fills alone."""
+    return gpu.busy_ns - gpu.compute_ns - gpu.communication_ns + gpu.hidden_ns
+
+
 def _bound(
-    timed: list[RankSummary], devices: list[tuple[int, GPUTime]], exposed: dict[int, dict[str, float]]
+    timed: list[RankSummary], devices: list[tuple[int, GPUTime]], exposed: dict[int, dict[str, float]], free_stage: str
 ) -> tuple[str, float | None, str]:
     """Return what limits the run, the share of the step that it explains, and the sentence."""
     loading = [(rank.loading_share or 0.0, rank.rank) for rank in timed]
     input_share = median(one for one, _ in loading) if loading else 0.0
     shares: dict[str, list[tuple[float, int]]] = {"input": loading} if loading else {}
-    words = {"part": "", "whole": "step"}
+    words = {"part": "", "whole": "step", "most": ""}
     if devices:
         words["whole"] = "time of the GPUs"
-        per_device = [
-            (rank, device, device.span_ns or 1, device.communication_ns - device.hidden_ns) for rank, device in devices
-        ]
-        shares["communication"] = [
-            ((shown_ns + device.host_communication_ns) / span, rank) for rank, device, span, shown_ns in per_device
-        ]
+
+        def shares_of(time: Callable[[GPUTime], int], less: float = 0.0) -> list[tuple[float, int]]:
+            return [(max(0.0, time(gpu) / (gpu.span_ns or 1) - less), rank) for rank, gpu in devices]
+
+        shares["communication"] = shares_of(
+            lambda gpu: gpu.communication_ns - gpu.hidden_ns + gpu.host_communication_ns
+        )
         # While the CPU waits for data or other ranks, it launches nothing.
-        shares["launch"] = [
-            (max(0.0, (device.host_bound_ns - device.host_communication_ns) / span - input_share), rank)
-            for rank, device, span, _ in per_device
-        ]
-        compute = [(device.compute_ns / span, rank) for rank, device, span, _ in per_device]
-        by_cpu = sum(device.host_communication_ns - shown_ns for _, device, _, shown_ns in per_device) > 0
+        shares["launch"] = shares_of(lambda gpu: gpu.host_bound_ns - gpu.host_communication_ns, input_share)
+        shares["unknown"] = shares_of(lambda gpu: 0 if gpu.host_bound_ns else gpu.idle_ns, input_share)
+        shares["copy"] = shares_of(_copying_ns)
+        compute = shares_of(lambda gpu: gpu.compute_ns)
+        by_cpu = sum(gpu.host_communication_ns - gpu.communication_ns + gpu.hidden_ns for _, gpu in devices) > 0
         exchange = "exchanging data, mostly by the CPU while GPUs are idle,"
         hidden = "communication that computing does not hide"
         part = {"communication": exchange if by_cpu else hidden, "compute": "computing"}
@@ -92,11 +107,16 @@ def _bound(
         return "unknown", None, f"{share(unrecorded)} of the step is in no marker: put markers around its stages."
     if middles[bound] < max(_MUCH, median(one for one, _ in compute)):
         bound, shares["compute"] = "compute", compute
+    if bound == "launch" and all(gpu.host_free_ns is not None for _, gpu in devices):
+        shares["cpu"] = shares_of(lambda gpu: gpu.host_free_ns or 0, input_share)
+        if median(one for one, _ in shares["cpu"]) > middles["launch"] / 2:
+            bound, part["cpu"] = "cpu", f", most of it in {shortened(free_stage)}" if free_stage else ""
     explained = median(one for one, _ in shares[bound])
     most, slowest = max(shares[bound])
-    words["most"] = f", {share(most)} on rank {slowest}" if len(shares[bound]) > 1 and most > explained + 0.01 else ""
+    if len(shares[bound]) > 1 and most > explained + 0.01:
+        words["most"] = f", {share(most)} on {'a process without a rank' if slowest < 0 else f'rank {slowest}'}"
     words["part"] = part.get(bound, "")
-    return bound, explained, _TEXTS[bound].format(share=share(explained), **words)
+    return bound, None if bound == "unknown" else explained, _TEXTS[bound].format(share=share(explained), **words)
 
 
 def _longest_stage(
@@ -123,10 +143,10 @@ def _unmarked(rank: RankSummary, exposed: dict[str, float]) -> float:
     return (rank.unrecorded_share or 0.0) - max(0.0, waiting)
 
 
-def _next(bound: str, timed: list[RankSummary], *, imbalanced: bool) -> str:
+def _next(bound: str, timed: list[RankSummary], devices: list[tuple[int, GPUTime]], *, imbalanced: bool) -> str:
     if imbalanced and len(timed) > 1:
         return "Next: tracekit stragglers shows the cost of each stage and the steps to look at."
-    if bound == "launch" or any(rank.devices for rank in timed):
+    if devices and bound != "cpu":
         return "Next: tracekit gpu shows kernels, launches and collectives."
     if len(timed) > 1:
         return "Next: tracekit stragglers compares the ranks, tracekit report draws the steps."

@@ -20,8 +20,12 @@ LOADING_NAMES: Final = "data[ _-]?load|dataiter|next_batch|get_batch"
 GPU_ACTIVITIES: Final = ("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "collective_comm")
 # Categories of other events on a device, such as copies of CPU slices.
 GPU_SHADOWS: Final = ("gpu_user_annotation", "cuda_sync", "cuda_event", "hardware_counters", "mtia_ccp_events")
+# Categories of the operators of torch on a CPU.
+CPU_OPERATORS: Final = ("cpu_op", "Operator")
 # Categories of the calls by which a CPU launches work on a device, or waits for it.
 RUNTIME_CALLS: Final = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime")
+# Categories of the slices of torch.profiler on a CPU, without functions of Python.
+TORCH_SLICES: Final = ("user_annotation", "overhead", *CPU_OPERATORS, *RUNTIME_CALLS)
 # Categories (as JSON text) of events that happen on a device, not on a thread of the process.
 GPU_CATEGORIES: Final = frozenset(f'"{name}"'.encode() for name in (*GPU_ACTIVITIES, *GPU_SHADOWS))
 _MAX_GPUS: Final = 64

@@ -307,7 +307,8 @@ class _Metadata:
             rank=None if ranks is not None else self.rank(reader),
             is_merged=ranks is not None,
             host=next((host for host in hosts if isinstance(host, str)), None),
-            base_ns=base_of(header, self._own),
+            # The metadata of a process in a merged trace states the base of its input.
+            base_ns=base_of(header, {} if ranks is not None else self._own),
             damage=_damage(reader, writer.unusable),
             unusable=writer.unusable,
         )

@@ -12,7 +12,7 @@ import pytest
 
 from tests.verdict_runs import command, write_run
 from tests.verdict_simulation import NOISES, STAGES, STEP_NS, WAIT, own_times, with_waiting
-from tracekit import diff_traces
+from tracekit import diff_traces, summarize_traces
 from tracekit.check.schemas import compile_schema
 from tracekit.errors import ConfigError
 
@@ -153,6 +153,17 @@ def test_single_slices_are_compared_where_a_run_has_no_steps(tmp_path: Path) -> 
     steps = run_of(tmp_path / "steps", 3)
     assert diff_traces([steps], [before]).before.steps == 0
     assert diff_traces([before], [steps]).after.steps == 0
+
+
+def test_steps_that_overlap_others_of_their_rank_are_not_compared(tmp_path: Path) -> None:
+    for name, first, start, length in (("a", 0, 0, 100), ("b", 100, 1050, 1000)):
+        step = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "dur": length}
+        events = [{**step, "name": f"ProfilerStep#{first + at}", "ts": start + length * at} for at in range(20)]
+        (tmp_path / f"{name}_rank0.json").write_text(json.dumps(events))
+    diff = diff_traces([str(tmp_path)], [str(tmp_path / "a_rank0.json")])
+    assert diff.step is not None
+    # The first step of each of two windows does not count, nor the step of b that begins in one of a.
+    assert (diff.before.steps, summarize_traces([str(tmp_path)]).ranks[0].steps.count) == (37, 37)
 
 
 def test_same_real_traces_do_not_differ(traces: RealTraces) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.event_table import EventTable
 from tracekit.explain import gpu as gpu_module
-from tracekit.explain.gpu import explain_gpu, gpu_times_and_gaps
+from tracekit.explain.gpu import explain_gpu, free_times_in, gpu_times_and_gaps
 from tracekit.explain.gpu_results import Copies, gpu_lines
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"
@@ -164,25 +164,40 @@ def test_pauses_of_the_profiler_are_no_idle_time() -> None:
     assert (stream.host_bound_ns, stream.dependency_ns, stream.other_ns) == (400, 0, 0)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=6),
-    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=8),
-)
-def test_idle_time_while_the_cpu_exchanges_data_equals_a_count_of_moments(
-    exchanges: list[tuple[int, int]], kernels: list[tuple[int, int]]
+Ranges = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=6)
+
+
+@given(Ranges, Ranges, Ranges, st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=8))
+def test_idle_time_by_what_the_cpu_does_equals_a_count_of_moments(
+    exchanges: list[tuple[int, int]],
+    operators: list[tuple[int, int]],
+    stages: list[tuple[int, int]],
+    kernels: list[tuple[int, int]],
 ) -> None:
-    table, busy = EventTable(), set[int]()
-    for start_ns, length_ns in exchanges:
-        table.add(category="user_annotation", name="gloo:all_reduce", start_ns=start_ns, duration_ns=length_ns)
+    table = EventTable()
+
+    def moments(category: str, name: str, ranges: list[tuple[int, int]]) -> set[int]:
+        for start_ns, length_ns in ranges:
+            table.add(category=category, name=name, start_ns=start_ns, duration_ns=length_ns)
+        return {moment for start, length in ranges for moment in range(start, start + length)}
+
+    exchanging = moments("user_annotation", "gloo:all_reduce", exchanges)
+    working = moments("cpu_op", "aten::mm", operators) | exchanging
+    in_stages = moments("", "forward", stages)
+    busy = set[int]()
     for number, (start_ns, length_ns) in enumerate(kernels):
         _call(table, start_ns, start_ns, number)
         _activity(table, "compute", start_ns, start_ns + length_ns, correlation=number)
         busy.update(range(start_ns, start_ns + length_ns))
     (gpu,), _ = gpu_times_and_gaps(table, 0)
-    within = {moment for start, length in exchanges for moment in range(start, start + length)}
     idle = set(range(min(busy), max(busy))) - busy
     assert gpu.host_bound_ns == len(idle)
-    assert gpu.host_communication_ns == len(idle & within)
+    assert gpu.host_communication_ns == len(idle & exchanging)
+    free = idle & set(range(max(working, default=0))) - working
+    assert gpu.host_free_ns == (len(free) if operators else None)
+    if operators:
+        forward = "SELECT rank, start_ns, start_ns + duration_ns AS end_ns FROM events WHERE name = 'forward'"
+        assert free_times_in(table, {"forward": forward})["forward"] == len(free & in_stages)
 
 
 def test_memory_comes_from_the_events_of_the_allocator() -> None:

@@ -150,9 +150,9 @@ def test_stages_that_cross_are_cut_and_named_and_never_negative(tmp_path: Path) 
         at = 1000 * step
         events += [
             batch(step, at, 1000),
-            x("backward", at + 10, 500),  # ends within the slice of torch that it begins before
+            x("backward", at + 10, 500),  # ends within the slice of another tool that it begins before
             x("nccl:all_reduce", at + 405, 100, cat="user_annotation"),
-            x("Optimizer.step", at + 400, 300, cat="user_annotation"),
+            x("Optimizer.step", at + 400, 300),
             x("nccl:all_reduce", at + 600, 90, cat="user_annotation"),
         ]
     paths = [trace(tmp_path / f"rank{rank}.json", *events) for rank in (0, 1)]
@@ -168,6 +168,30 @@ def test_stages_that_cross_are_cut_and_named_and_never_negative(tmp_path: Path) 
     assert [note for note in summary.notes if "16 slices" in note and "cross" in note and "Optimizer.step" in note]
     assert all(marker.self_ns >= 0 for marker in summary.markers)
     assert all(stage.exposed_ns >= 0 for stage in find_stragglers(paths).stages)
+
+
+@pytest.mark.parametrize(("recorded", "waits"), [(8, True), (4, True), (3, False)])
+def test_slices_of_torch_next_to_markers_are_stages_only_if_they_wait_and_most_steps_have_them(
+    tmp_path: Path, recorded: int, waits: bool
+) -> None:
+    events = []
+    for step in range(8):
+        at = 1000 * step
+        events += [batch(step, at, 1000), x("forward", at + 10, 300), x("loss", at + 400, 100), x("gap", at + 990, 5)]
+        if step < recorded:
+            events += [
+                x("train", at + 5, 800, cat="user_annotation"),  # encloses markers
+                x("aten::add", at + 320, 60, cat="cpu_op"),
+                x("nccl:all_reduce", at + 510, 20, cat="user_annotation"),
+                x("aten::item", at + 820, 150, cat="cpu_op"),
+                x("cudaDeviceSynchronize", at + 971, 10, cat="cuda_runtime"),
+            ]
+    summary = summary_of(tmp_path, *events)
+    own = {"forward": 300_000, "loss": 100_000, "gap": 5_000}
+    torch = {"nccl:all_reduce": 20_000 * recorded // 8, "cudaDeviceSynchronize": 10_000 * recorded // 8}
+    assert {stage.name: stage.total_ns // 8 for stage in summary.ranks[0].stages} == own | (torch if waits else {})
+    # They fill gaps, which are longest where torch recorded nothing.
+    assert summary.gaps[0].length_ns == (15_000 if recorded == 8 else 490_000)
 
 
 def test_slice_that_encloses_all_steps_is_no_stage_and_one_between_them_fills_the_gap(tmp_path: Path) -> None:
@@ -393,7 +417,7 @@ def test_markers_of_one_name_show_their_categories(tmp_path: Path) -> None:
     slices = [x("forward", 0, 50, cat="timer"), x("forward", 60, 40, cat="gpu_user_annotation"), x("other", 200, 9)]
     lines = list(summary_lines(summary_of(tmp_path, *slices), 20))
     rows = lines[lines.index("markers by total time") + 2 :][:3]
-    assert [row[2:].split("  ")[0] for row in rows] == ["forward (timer)", "forward (gpu_user…otation)", "other"]
+    assert [row[2:].split("  ")[0] for row in rows] == ["forward (timer)", "forward (gpu_user_…ation)", "other"]
 
 
 def test_table_lines_up_and_long_names_show_where_they_differ() -> None:

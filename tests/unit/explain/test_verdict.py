@@ -26,13 +26,22 @@ def write(path: Path, stages: Stages, steps: int = 20, gpu: Stages | None = None
         factor = (lengths or {}).get(step, 1.0)
         began = at
         for name, length in stages.items():
-            events.append({"ph": "X", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": length * factor})
+            category = "cpu_op" if gpu and name.startswith("aten::") else ""
+            events.append(
+                {"ph": "X", "name": name, "cat": category, "pid": 1, "tid": 1, "ts": at, "dur": length * factor}
+            )
             at += length * factor
         busy = began
         for number, (name, length) in enumerate((gpu or {}).items()):
             identity = {"correlation": 100 * step + number, "device": 0, "stream": 7}
             call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2}
-            kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7}
+            kernel = {
+                "ph": "X",
+                "cat": "gpu_memcpy" if name == "Memcpy" else "kernel",
+                "name": name,
+                "pid": 0,
+                "tid": 7,
+            }
             events.append({**call, "ts": busy + 0.5, "dur": 0.2, "args": identity})
             events.append({**kernel, "ts": busy + 1, "dur": length, "args": identity})
             busy += 1 + length
@@ -70,6 +79,19 @@ def write(path: Path, stages: Stages, steps: int = 20, gpu: Stages | None = None
             "launch",
             "for 79.2% of the time, GPUs are idle until the CPU launches work.",
         ),
+        (
+            {"forward": 20, "aten::linear": 80},
+            {"gemm": 10, "add": 10},
+            "launch",
+            "for 79.2% of the time, GPUs are idle until the CPU launches work.",
+        ),
+        (
+            {"forward": 70, "backward": 20, "aten::mul": 10},
+            {"gemm": 10, "add": 10},
+            "CPU",
+            "for 68.9% of the time, GPUs are idle while the CPU runs no operator, most of it in forward.",
+        ),
+        ({"forward": 100}, {"Memcpy": 80, "gemm": 10}, "copy", "copies and fills take 80.4% of the time of the GPUs."),
         ({"forward": 100}, {"gemm": 90}, "compute", "computing takes 90.5% of the time of the GPUs."),
         (
             {"forward": 100},
@@ -83,9 +105,19 @@ def test_verdict_names_what_takes_most_time(
     tmp_path: Path, stages: Stages, gpu: Stages | None, bound: str, sentence: str
 ) -> None:
     verdict = summarize_traces([write(tmp_path / "rank0.json", stages, gpu=gpu)]).verdict
-    assert (verdict.bound, verdict.sentences[1]) == (bound, f"The run is {bound}-bound: {sentence}")
+    assert (verdict.bound, verdict.sentences[1]) == (bound.lower(), f"The run is {bound}-bound: {sentence}")
     assert len(verdict.sentences) <= 5
     assert verdict.sentences[-1].startswith("Next: tracekit ")
+
+
+def test_idle_gpus_without_launches_have_no_known_cause(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    write(path, {"forward": 100}, gpu={"gemm": 20})
+    events = [event for event in json.loads(path.read_text()) if event.get("cat") != "cuda_runtime"]
+    path.write_text(json.dumps(events))
+    verdict = summarize_traces([str(path)]).verdict
+    assert (verdict.bound, verdict.share) == ("unknown", None)
+    assert verdict.sentences[1].startswith("GPUs are idle for 79.2% of the time. The traces have no launches")
 
 
 def write_with_exchange(path: Path, computing: tuple[float, float], exchanging: tuple[float, float]) -> str:
