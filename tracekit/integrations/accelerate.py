@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from tracekit.arguments import check_profiler
 from tracekit.integrations.batches import Counts
 from tracekit.integrations.hooks import hook_forward, model_hook, recorded_pass, replace_method, watch
 from tracekit.timestamp import Timestamp
@@ -56,9 +57,13 @@ class AcceleratorRecorder:
     Args:
         accelerator: The Accelerator.
         profiler: The profiler, which need not run yet.
+
+    Raises:
+        ConfigError: The profiler is none.
     """
 
     def __init__(self, accelerator: Any, profiler: Profiler) -> None:
+        check_profiler("AcceleratorRecorder: profiler", profiler)
         self._accelerator = accelerator
         self._profiler = profiler
         self._undo = ExitStack()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_profiler
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.composer.handler import ComposerHandler, NoLogger
 from tracekit.integrations.slices import NestedMarkers
@@ -43,9 +44,13 @@ class TracekitCallback(Callback):  # type: ignore[misc]
     Args:
         profiler: The profiler.
         slices: Make slices of the pairs of events.
+
+    Raises:
+        ConfigError: The profiler is none.
     """
 
     def __init__(self, profiler: Profiler, *, slices: bool = True) -> None:
+        check_profiler("TracekitCallback: profiler", profiler)
         super().__init__()
         self._profiler = profiler
         self._slices = slices
