@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.arguments import read_log_service, read_seconds, resolve_path
-from tracekit.errors import ConfigError
+from tracekit.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from tracekit.merge import Selection
@@ -42,7 +43,7 @@ def add_traces(
     parser: argparse.ArgumentParser, summary: str, *, name: str = "inputs", metavar: str = "INPUT", nargs: str = "+"
 ) -> None:
     """Add one trace or several."""
-    parser.add_argument(name, type=resolve_path, nargs=nargs, metavar=metavar, help=summary)
+    parser.add_argument(name, type=path_or_url, nargs=nargs, metavar=metavar, help=summary)
 
 
 def add_output(
@@ -54,7 +55,7 @@ def add_output(
     force: str = "replace the output if it exists",
 ) -> None:
     """Add ``--output`` and ``--force``."""
-    parser.add_argument("-o", "--output", type=resolve_path, default=default, metavar=metavar, help=summary)
+    parser.add_argument("-o", "--output", type=path_or_url, default=default, metavar=metavar, help=summary)
     add_option(parser, "-f --force", force)
 
 
@@ -118,6 +119,17 @@ def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
     )
 
 
+def require_extra(verb: str, *packages: str) -> None:
+    """Check that packages of the extra of a verb's name are installed; import nothing.
+
+    Raises:
+        MissingExtraError: One is not.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, verb, f"tracekit {verb}")
+
+
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:
     """Return a reader of an option as argparse calls it: an error is a message about the argument."""
 
@@ -140,9 +152,16 @@ def add_inside(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def path_or_url(text: str) -> str:
+    """Return a path or URL; see `resolve_path`. An empty one comes from an unset variable of a shell."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; give a file, a folder (. for this one) or a URL")
+    return resolve_path(text)
+
+
 def local_path(text: str) -> Path:
-    """Return a local file or folder; see `resolve_path`."""
-    return Path(resolve_path(text))
+    """Return a local file or folder; see `path_or_url`."""
+    return Path(path_or_url(text))
 
 
 def positive(text: str) -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tracekit import storage
-from tracekit.arguments import check_seconds, parse_ranks, resolve_path
+from tracekit.arguments import check_seconds, parse_ranks
 from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.cli.arguments import add_option, add_output
+from tracekit.cli.arguments import add_option, add_output, path_or_url
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, ProgressBar, complain, print_answer, print_json, print_lines
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError, ConfigError
@@ -23,7 +23,7 @@ from tracekit.wording import counted
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
-        type=resolve_path,
+        type=path_or_url,
         metavar="FOLDER",
         help="the control folder of the run (see on_demand), or the folder that has it as 'control'",
     )

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_option, positive
+from tracekit.cli.arguments import add_option, path_or_url, positive
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json
 from tracekit.errors import ConfigError, StorageError
 from tracekit.outbox.finish import finish_spool, report_lines
@@ -17,7 +16,7 @@ from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spoo
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spools",
-        type=resolve_path,
+        type=path_or_url,
         nargs="*",
         metavar="SPOOL",
         help=f"spool folders named in the log of a recording, or a folder of them (default: {default_root()})",

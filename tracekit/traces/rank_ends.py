@@ -85,7 +85,8 @@ def wait_for_ranks(
 
     The patterns are files, folders, globs or URLs of the rank traces of one run; those of other runs than ``run_id`` are
     ignored. A rank has ended when a file of its newest attempt has an end record, or if all files belong to one recording
-    ``window`` or are dumps of a flight recorder, when its files are closed. ``report`` is called once with the state before waiting.
+    ``window`` or are dumps of a flight recorder, when its files are closed. ``report`` is called once with the state before
+    waiting.
 
     Raises:
         ConfigError: The files are of several runs, and ``run_id`` is None.
