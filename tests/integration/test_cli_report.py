@@ -119,16 +119,6 @@ def test_exit_codes_are_those_of_the_other_verbs(tmp_path: Path, capsys: pytest.
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_without_jinja2_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = rank_trace(tmp_path / "rank0.json", 0)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert main(["report", str(trace), "-o", str(tmp_path / "report.html")]) == 1
-    assert "pip install 'tracekit-ml[report]'" in capsys.readouterr().err
-    assert not (tmp_path / "report.html").exists()
-
-
 def test_build_of_the_package_holds_what_the_page_is_made_of(tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(ROOT / "tracekit", source / "tracekit", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
