@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import posixpath
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,8 +172,11 @@ class JSONTraceHandler(TraceHandler):
 
     @property
     def other_names(self) -> list[str]:
-        """Names of other files of the run: of another rank, and of a companion of this one."""
+        """Names of other files of the run: of another rank, of a companion of this one, and of a child."""
         names = [] if self._companion is None else [self._companion]
+        for path in self.paths[:1]:
+            stem, suffix = split_suffix(path)
+            names += islice(glob.iglob(f"{glob.escape(stem)}-*-[0-9]*{suffix}"), 1)
         if self._recording is not None and (own := self._recording.process).world_size > 1:
             numbers = {field: getattr(own, field) + 1 for field in ("rank", "local_rank", "node", "pid")}
             other = dataclasses.replace(own, host=f"{own.host}2", **numbers)
