@@ -207,7 +207,7 @@ def percentage(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 100%, such as 5% or 0.05")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 100%, such as 5% or 0.05")
     return value
 
 
@@ -218,7 +218,7 @@ def seconds(text: str) -> float:
 
 def _whole(text: str, most: int, what: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
     return int(text)
 
 

@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("name the traces to merge, such as traces/RUN/, or a run: --run NAME")
         args.inputs, args.run = [find_run(args.run)], args.run if args.wait_for_ranks else None
     if args.dask is not None and args.workers is not None:
-        raise ConfigError("--workers and --dask exclude each other: a cluster has workers of its own")
+        raise ConfigError("--workers and --dask exclude each other: the cluster has its workers")
     ranks = dict(_rank(text) for text in args.rank)
     if args.log_to is not None:
         check_service(args.log_to, "--log-to ")

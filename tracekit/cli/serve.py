@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from tracekit import storage
 from tracekit.cli.arguments import (
     add_option,
     add_uis,
@@ -111,6 +112,8 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
     secret = args.token_file is None and (access.token_to_read or args.allow_capture)
     if secret:
         address += f"?token={token}"
+    if not storage.is_remote(args.root) and not Path(args.root).is_dir():
+        complain(f"{args.root}: no such folder; the page shows its runs once it is there")
     if not access.token_to_read:
         complain("--no-token: every user of this machine can read these runs")
     if args.json:
