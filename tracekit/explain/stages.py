@@ -282,7 +282,7 @@ def _stage_times(run: Run, rank: int, threads: list[_Thread], name: str) -> Stag
         inner = thread.outer >= 0
         place[inner] = place[thread.outer[inner]]
         outer = np.where(inner, thread.label[np.maximum(thread.outer, 0)], -1)
-        # A call of the runtime between stages is no gap, and no stage.
+        # A call of the runtime between stages is neither a gap nor a stage.
         keep = np.flatnonzero((place >= 0) & ~thread.is_call)
         keys, of = np.unique(np.stack([outer[keep], thread.label[keep]]), axis=1, return_inverse=True)
         for at, (around, label) in enumerate(keys.T.tolist()):

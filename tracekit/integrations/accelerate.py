@@ -25,7 +25,7 @@ _METHODS: Final = {
     "save_state": "save checkpoint",
     "load_state": "load checkpoint",
 }
-# Those that return what is recorded; `prepare` calls others, and ``skip_first_batches`` returns a loader of its own
+# Methods that return objects to record; `prepare` calls some of them, and ``skip_first_batches`` makes a new loader
 _PREPARING: Final = ("prepare", "prepare_model", "prepare_optimizer", "prepare_data_loader", "skip_first_batches")
 
 

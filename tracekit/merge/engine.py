@@ -153,7 +153,7 @@ def merge_traces(
 
 
 def check_output(output: str) -> None:
-    """Raise ConfigError for a file name that is none of a merged trace."""
+    """Raise ConfigError for a file name that a merged trace cannot have."""
     if not output.endswith(ARCHIVES) and not output.removesuffix(".gz").endswith(_FORMATS):
         endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
         shown = without_secrets(output)

@@ -113,7 +113,7 @@ class Timers:
         if device is not None:
             check_choice("Timers: device", device, DEVICE_MODES)
         again = partial(type(self), log_level, log_option, device=device, timeout=timeout, name=name, output=output)
-        self._again = again if clock is SYSTEM_CLOCK else partial(again, clock=clock)  # each process has one of its own
+        self._again = again if clock is SYSTEM_CLOCK else partial(again, clock=clock)  # each process has its own
         self._log_level = log_level
         self._log_option = log_option
         self._device = device

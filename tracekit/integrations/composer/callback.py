@@ -61,7 +61,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._batch_sizes = (0, 0)
 
     def run_event(self, event: Event, state: Any, logger: Any) -> None:
-        """Take any event of the Trainer."""
+        """Process any event of the Trainer."""
         if not self._seen:
             self._seen = True
             self._bind_handlers(state, logger)

@@ -203,7 +203,7 @@ class JaxProfiler:
         samples: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Note that a step is over; call it after each.
+        """Record that a step is over; call it after each.
 
         Args:
             step_metrics: The result of the step; a trace ends when these arrays are computed. Not used otherwise.

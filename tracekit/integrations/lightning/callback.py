@@ -353,7 +353,7 @@ class TracekitCallback(RunCallback):
 
 
 def records_hooks(trainer: Any) -> bool:
-    """Tell whether everything that Lightning does gets a slice already."""
+    """Return True if everything that Lightning does gets a slice already."""
     return isinstance(trainer.profiler, TracekitProfiler) or any(
         isinstance(callback, TracekitCallback) and callback.hooks for callback in trainer.callbacks
     )
