@@ -110,11 +110,7 @@ def resolve_path(text: str) -> str:
 
 
 def check_profiler(name: str, value: object) -> None:
-    """Refuse anything but a profiler; Composer's and others that pass `Profiler` on are accepted.
-
-    Raises:
-        ConfigError: The value is none. The message names the argument, and shows how to make one.
-    """
+    """Raise ConfigError, which shows how to make one, for anything but a profiler, or an object that stands in for one."""
     if isinstance(value, type) or not hasattr(value, "next_epoch"):
         raise ConfigError(
             f"{name} must be a tracekit.Profiler, such as Profiler(JSONTraceHandler('traces/{{run_id}}/rank{{rank}}.json')), "

@@ -161,6 +161,7 @@ def test_wrong_input_is_one_sentence(
         ("stragglers", "duckdb", "explain"),
         ("diff", "numpy", "explain"),
         ("query", "duckdb", "explain"),
+        ("query --engine perfetto", "perfetto", "perfetto"),
         ("report", "duckdb", "report"),
         ("report", "jinja2", "report"),
         ("serve", "uvicorn", "serve"),
@@ -168,8 +169,8 @@ def test_wrong_input_is_one_sentence(
 )
 def test_without_the_extra_the_install_command_is_named(folder: Path, verb: str, package: str, extra: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; from tracekit.cli import main; sys.exit(main(sys.argv[1:]))"
-    more = {"diff": [str(folder)], "query": ["select 1"]}.get(verb, [])
-    command = [sys.executable, "-c", code, verb, str(folder), *more]
+    more = {"diff": [str(folder)], "query": ["select 1"]}.get(verb.split(maxsplit=1)[0], [])
+    command = [sys.executable, "-c", code, *verb.split(), str(folder / "rank0.json"), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()

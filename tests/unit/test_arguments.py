@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tracekit import MemoryTraceHandler, Profiler
-from tracekit.arguments import (
-    check_choice,
-    check_names,
-    check_path,
-    check_paths,
-    check_profiler,
-    check_seconds,
-    check_whole,
-)
+from tracekit.arguments import check_choice, check_names, check_path, check_paths, check_seconds, check_whole
 from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,14 +41,9 @@ def test_what_fits_passes_and_paths_become_texts() -> None:
         (check_path, [3, None, b"a.json", ["a.json"]], "a must be a path or URL, not "),
         (check_path, [list(range(1000))], r"^a must be a path or URL, not \[0, .{1,80}\.\.\.$"),
         (check_path, [Path("s3://bucket/a.json")], r"pathlib makes another thing of a URL \(s3:/bucket/a.json\)"),
-        (
-            check_profiler,
-            [3, None, "traces/rank{rank}.json", MemoryTraceHandler(), Profiler],
-            r"a must be a tracekit.Profiler, such as Profiler\(JSONTraceHandler\('traces/{run_id}/rank{rank}.json'\)\), not ",
-        ),
         (check_names, ["train"], r"such as \['train'\], not one text"),
     ],
-    ids=["whole", "seconds", "choice", "path", "long", "URL", "profiler", "names"],
+    ids=["whole", "seconds", "choice", "path", "long", "URL", "names"],
 )
 def test_what_does_not_fit_is_refused(check: Callable[[str, Any], object], wrong: list[Any], message: str) -> None:
     for value in wrong:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracekit.arguments import read_log_service, read_seconds, resolve_path
-from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.errors import ConfigError
 
 if TYPE_CHECKING:
     from tracekit.merge import Selection
@@ -37,6 +36,20 @@ def add_option(
     if repeated:
         how |= {"action": "append", "default": []}
     parser.add_argument(*names, help=summary, **how)
+
+
+def add_printing(parser: argparse.ArgumentParser, as_json: str, quiet: str) -> None:
+    """Add ``--json`` and ``--quiet``."""
+    add_option(parser, "--json", as_json)
+    add_option(parser, "-q --quiet", quiet)
+
+
+def check_single(args: argparse.Namespace, files: Sequence[object]) -> None:
+    """Raise ConfigError unless ``--output`` names the output of one file; a pipe needs one."""
+    if args.piped and args.output is None:
+        raise ConfigError(f"{args.piped[0]}: name the output with -o")
+    if args.output is not None and len(files) != 1:
+        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
 
 
 def add_traces(
@@ -117,17 +130,6 @@ def add_log_to(parser: argparse._ActionsContainer, what: str) -> None:
         f"also log {what} as artifacts to wandb (Weights & Biases) or mlflow, as their environment variables say",
         type=as_argument(read_log_service),
     )
-
-
-def require_extra(verb: str, *packages: str) -> None:
-    """Check that packages of the extra of a verb's name are installed; import nothing.
-
-    Raises:
-        MissingExtraError: One is not.
-    """
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, verb, f"tracekit {verb}")
 
 
 def as_argument(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -13,7 +13,7 @@ from tracekit import storage
 from tracekit.arguments import check_seconds, parse_ranks
 from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.cli.arguments import add_option, add_output, or_zero, path_or_url, positive
+from tracekit.cli.arguments import add_option, add_output, add_printing, or_zero, path_or_url, positive
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, ProgressBar, complain, print_answer, print_json, print_lines
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError, ConfigError
@@ -49,8 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
     )
-    add_option(parser, "--json", "print the result as JSON")
-    add_option(parser, "-q --quiet", "print only the names of the files")
+    add_printing(parser, "print the result as JSON", "print only the names of the files")
     parser.epilog = (
         "Ctrl-C stops the capture and waits for its files; twice leaves at once. Exit code: 0 every rank has recorded, "
         "1 none has, 2 wrong usage, 3 some have not, or the merge lost something."

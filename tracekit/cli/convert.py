@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tracekit.cli.arguments import add_args_option, add_option, path_or_url
+from tracekit.cli.arguments import add_args_option, add_option, add_printing, path_or_url
 from tracekit.cli.terminal import ProgressBar, print_merge
 from tracekit.errors import ConfigError
 from tracekit.merge import merge_traces
@@ -27,8 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add_option(parser, "-f --force", "replace the output if it exists")
     add_args_option(parser)
-    add_option(parser, "--json", "print the report as JSON")
-    add_option(parser, "-q --quiet", "print problems only")
+    add_printing(parser, "print the report as JSON", "print problems only")
     parser.epilog = (
         "Processes have the numbers that a merge gives them, and what is broken is repaired as in a merge. Exit code: 0 done, "
         "1 failed and nothing written, 2 wrong usage, 3 written, but events were lost."

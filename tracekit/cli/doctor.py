@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tracekit.check.doctor import examine_clocks, examine_environment, examine_packages, examine_place, examine_rank
 from tracekit.check.validation import validate_file
-from tracekit.cli.arguments import add_option, path_or_url
+from tracekit.cli.arguments import add_option, add_printing, path_or_url
 from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.outbox.spool import default_root
@@ -40,8 +40,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=path_or_url,
     )
     add_option(parser, "-f --force", "replace the bundle if it exists")
-    add_option(parser, "--json", "print what was found as JSON")
-    add_option(parser, "-q --quiet", "print problems only")
+    add_printing(parser, "print what was found as JSON", "print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 

@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import (
-    add_no_cache,
-    add_option,
-    add_output,
-    add_traces,
-    keeps_cache,
-    path_or_url,
-    positive,
-    seconds,
-)
+from tracekit.cli.arguments import add_no_cache, add_option, add_output, add_traces, keeps_cache, positive, seconds
 from tracekit.cli.terminal import OK, ProgressBar, complain, print_answer, print_lines, print_table
 from tracekit.errors import ConfigError
 from tracekit.processors import usable_processors
@@ -88,7 +79,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--trace-processor PATH",
         "for --engine perfetto: the program trace_processor_shell (default: $TRACEKIT_TRACE_PROCESSOR, else the one in the "
         "PATH, else the one that the package perfetto downloads when it is first used)",
-        type=path_or_url,
+        type=resolve_path,
     )
     add_option(parser, "-q --quiet", "show no progress")
     parser.epilog = "Exit code: 0 there are the rows, if any; 1 failed; 2 wrong usage."

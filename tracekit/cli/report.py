@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from tracekit.arguments import check_service
-from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache, require_extra
+from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, complain, print_json, print_lines
 from tracekit.errors import CommandError, ConfigError, StorageError
+from tracekit.imports import require_extra
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces
 from tracekit.wording import size_words

@@ -133,7 +133,9 @@ def run(args: argparse.Namespace) -> int:
     vars(args).update(chosen)
     run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
     check_folder(args.folder)
-    folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
+    folder = args.folder.replace("{run_id}", safe_text(run_id))
+    if not storage.is_remote(folder):
+        folder = os.fspath(Path.cwd() / folder)
     output = args.output or f"{folder}/merged.json.gz"
     if "log_to" in given and not args.merge:
         raise ConfigError("--log-to logs the merged trace; leave --no-merge out")
@@ -145,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
             storage.refuse_existing(output)
     start_ns = time.time_ns()
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
-        options = _options(args, given, _escaped(folder), notes)
+        options = _options(args, given, folder.replace("{", "{{").replace("}", "}}"), notes)
         if file is not None:
             complain(f"options of {_short(os.fspath(file))}")
         if args.on_demand:
@@ -232,14 +234,6 @@ def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
         RUN_ID_VARIABLE: run_id,
         "TRACEKIT_QUIET": os.environ.get("TRACEKIT_QUIET", "1"),
     }
-
-
-def _absolute(folder: str) -> str:
-    return folder if storage.is_remote(folder) else os.fspath(Path.cwd() / folder)
-
-
-def _escaped(folder: str) -> str:
-    return folder.replace("{", "{{").replace("}", "}}")
 
 
 def _short(path: str) -> str:

@@ -9,19 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracekit import storage
-from tracekit.cli.arguments import (
-    add_option,
-    add_uis,
-    chosen_ui,
-    local_path,
-    number,
-    or_zero,
-    path_or_url,
-    port,
-    require_extra,
-)
+from tracekit.cli.arguments import add_option, add_uis, chosen_ui, local_path, number, or_zero, path_or_url, port
 from tracekit.cli.terminal import OK, complain, print_json, print_lines
 from tracekit.errors import ConfigError
+from tracekit.imports import require_extra
 
 _GB: Final = 1_000_000_000
 

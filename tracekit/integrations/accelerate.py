@@ -57,9 +57,6 @@ class AcceleratorRecorder:
     Args:
         accelerator: The Accelerator.
         profiler: The profiler, which need not run yet.
-
-    Raises:
-        ConfigError: The profiler is none.
     """
 
     def __init__(self, accelerator: Any, profiler: Profiler) -> None:

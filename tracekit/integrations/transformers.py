@@ -82,9 +82,6 @@ class TracekitCallback(TrainerCallback):
 
     Args:
         profiler: The profiler.
-
-    Raises:
-        ConfigError: It is none.
     """
 
     def __init__(self, profiler: Profiler) -> None:

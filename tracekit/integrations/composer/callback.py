@@ -44,9 +44,6 @@ class TracekitCallback(Callback):  # type: ignore[misc]
     Args:
         profiler: The profiler.
         slices: Make slices of the pairs of events.
-
-    Raises:
-        ConfigError: The profiler is none.
     """
 
     def __init__(self, profiler: Profiler, *, slices: bool = True) -> None:
