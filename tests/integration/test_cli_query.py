@@ -140,7 +140,7 @@ def test_without_the_internet_the_program_can_be_given(
     ("arguments", "code", "words"),
     [
         (["{trace}", " "], 2, "the query is empty"),
-        (["--format", "parquet", "{trace}", "select 1"], 2, "name a file for it with -o"),
+        (["--format", "parquet", "{trace}", "select 1"], 2, "name a file with -o"),
         (["-o", "{trace}", "{trace}", "select 1"], 1, "already exists"),
         (["{trace}x", "select 1"], 1, "a.jsonx: cannot be read: No such file"),
         (["{trace}"], 2, "required: SQL"),
