@@ -1,4 +1,4 @@
-"""A loop with Accelerate, recorded by one line: accelerate launch --cpu --num-processes 2 examples/accelerate_loop.py"""
+"""A loop with Accelerate, recorded by one line: torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tracekit import JSONTraceHandler, Profiler, on_demand
 
 def main() -> None:
     capture = on_demand("traces/{run_id}/control", on_signal=signal.SIGUSR2)
-    # {batch} in the name: each capture has a file of its own.
+    # {batch} in the name: each capture writes a separate file.
     handler = JSONTraceHandler("traces/{run_id}/rank{rank}-{batch}.json")
     with Profiler(trace_handlers=[handler], schedule=capture) as profiler:
         run = f"traces/{profiler.process.run_id}"

@@ -1,4 +1,4 @@
-"""A Trainer of Composer with tracekit instead of its own profiler (pip install mosaicml): only the import below is new."""
+"""A Trainer of Composer with tracekit instead of Composer's profiler (pip install mosaicml): only the import below is new."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of a DataLoader do: each gets a trace of its own beside that of its rank, without a line for it.
+"""Record the workers of a DataLoader: each writes a separate trace next to that of its rank.
 
 Run it:    python examples/data_loader_workers.py
 Open it:   merge the folder that it names (tracekit merge -o merged.json FOLDER), and drag the result onto ui.perfetto.dev

@@ -109,6 +109,15 @@ def resolve_path(text: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111 - pathlib would take the double slash out of a URL
 
 
+def check_profiler(name: str, value: object) -> None:
+    """Raise ConfigError, which shows how to make one, for anything but a profiler, or an object that stands in for one."""
+    if isinstance(value, type) or not hasattr(value, "next_epoch"):
+        raise ConfigError(
+            f"{name} must be a tracekit.Profiler, such as Profiler(JSONTraceHandler('traces/{{run_id}}/rank{{rank}}.json')), "
+            f"not {_short(value)}"
+        )
+
+
 def check_paths(name: str, values: object) -> list[str]:
     """Return one path or URL, or several, as strings.
 

@@ -32,6 +32,15 @@ def import_extra(name: str, extra: str, purpose: str, package: str | None = None
         raise MissingExtraError(package or name, extra, purpose) from None
 
 
+def require_extra(verb: str, *modules: str) -> None:
+    """Raise MissingExtraError unless modules of the extra of a verb's name are installed; import nothing."""
+    from tracekit.errors import MissingExtraError  # here: see `_act`
+
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(name, verb, f"tracekit {verb}")
+
+
 def when_imported(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call an action with a module at the end of its import, or now if it is already imported. Errors are only logged.
 

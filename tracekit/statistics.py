@@ -57,11 +57,11 @@ class DurationStatistics:
     # ---- input ------------------------------------------------------------------------------------------------------
 
     def add(self, duration_ns: int) -> None:
-        """Take in one duration, in ns from 0 on."""
+        """Add one duration, in ns from 0 on."""
         self.add_all((duration_ns,))
 
     def add_all(self, durations_ns: Iterable[int]) -> None:
-        """Take in durations, in ns; faster than one by one.
+        """Add durations, in ns; faster than one by one.
 
         Raises:
             ConfigError: A duration is below 0.
@@ -87,7 +87,7 @@ class DurationStatistics:
         )
 
     def merge(self, other: DurationStatistics) -> None:
-        """Take in all durations of ``other``, which does not change."""
+        """Add all durations of ``other``, which does not change."""
         if not other.count:
             return
         self._widen(other.min_ns, other.max_ns)

@@ -521,7 +521,7 @@ def download(url: str, local: str) -> None:
 
 
 def remove_all(url: str) -> None:
-    """Remove a local file, an object, or everything below a prefix of objects. If it is missing, that is no error.
+    """Remove a local file, an object, or everything below a prefix of objects. If it is missing, that is not an error.
 
     Raises:
         StorageError: The storage refused or could not be reached.

@@ -343,7 +343,7 @@ train(work=work, sources=[TorchProfiler("run/torch-rank{rank}-{batch}.json.gz"),
     ("arguments", "code", "words"),
     [
         (["{empty}"], 1, "no run listens"),
-        (["{run}", "--steps", "0"], 2, "1 or more"),
+        (["{run}", "--steps", "0"], 2, "not a whole number from 1"),
         (["{run}", "--seconds", "0"], 2, "seconds"),
         (["{run}", "--steps", "5", "--until-stop"], 2, "leave out"),
         (["{run}", "--ranks", "1-"], 2, "0,8-15"),

@@ -176,10 +176,11 @@ def test_the_python_interface_names_its_own_argument_for_an_output_that_exists(t
     [
         ("sumary x", "; did you mean summary?\n"),
         ("summary --jsn x", "; did you mean --json?\n"),
+        ("summary --runs x", "; did you mean --run?\n"),
         ("summary --zzzz x", "unrecognized arguments: --zzzz\n"),
         ("diff --fail-abov=5% a b", "; did you mean --fail-above?\n"),
         ("top --sort slow x", "; did you mean slowest?\n"),
-        ("merge --workers 1025 x", "--workers: '1025' is no whole number from 1 to 1,024\n"),
+        ("merge --workers 1025 x", "--workers: '1025' is not a whole number from 1 to 1,024\n"),
         ("summary", "required: INPUT. Name traces such as traces/RUN/, or a run: --run latest\n"),
     ],
 )

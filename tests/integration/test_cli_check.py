@@ -286,10 +286,12 @@ def test_a_real_run_names_nobody_and_can_still_be_merged(
     assert clocks[0] == clocks[1]
 
 
-@pytest.mark.parametrize("command", ["validate", "recover --in-place", "anonymise", "merge -o m.json", "summary"])
+@pytest.mark.parametrize(
+    "command", ["validate", "recover --in-place", "merge -o m.json", "summary", "trim cut.json -o", "serve"]
+)
 def test_an_empty_path_is_not_this_folder(tmp_path: Path, cli: Cli, command: str) -> None:
     write(tmp_path, "cut.json", CUT)
-    assert "the path of a trace is empty; give a file" in cli([*command.split(), ""], 2).err
+    assert "the path is empty; give a file" in cli([*command.split(), ""], 2).err
     assert [path.name for path in tmp_path.iterdir()] == ["cut.json"]
 
 

@@ -120,7 +120,7 @@ def test_merge_takes_standard_input_from_a_pipe_and_from_a_file(engine: Engine, 
     [
         (["summary", "-"], 0, b"forward"),
         (["validate", "-"], 0, b"ok: 3 events"),
-        (["recover", "-"], 2, b"-: name the recovered trace with -o"),
+        (["recover", "-"], 2, b"-: name the output with -o"),
         (["anonymise", "-"], 2, b"-: name the output with -o"),
         (["merge", "-o", "out.json", "-", "-"], 2, b"-: standard input can be named once"),
         (["diff", "-", "-"], 2, b"-: standard input can be named once"),

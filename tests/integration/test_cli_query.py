@@ -121,14 +121,6 @@ def test_program_that_is_none_or_dies_is_said(
         assert err.count("\n") == 1
 
 
-def test_without_the_package_the_extra_is_named(
-    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "perfetto.trace_processor", None)
-    assert main(["query", "--engine", "perfetto", str(trace), "select 1"]) == 1
-    assert "pip install 'tracekit-ml[perfetto]'" in capsys.readouterr().err
-
-
 def test_without_the_internet_the_program_can_be_given(
     trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +140,7 @@ def test_without_the_internet_the_program_can_be_given(
     ("arguments", "code", "words"),
     [
         (["{trace}", " "], 2, "the query is empty"),
-        (["--format", "parquet", "{trace}", "select 1"], 2, "name a file for it with -o"),
+        (["--format", "parquet", "{trace}", "select 1"], 2, "name a file with -o"),
         (["-o", "{trace}", "{trace}", "select 1"], 1, "already exists"),
         (["{trace}x", "select 1"], 1, "a.jsonx: cannot be read: No such file"),
         (["{trace}"], 2, "required: SQL"),

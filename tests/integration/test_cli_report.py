@@ -91,20 +91,6 @@ def test_report_goes_to_any_storage(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert Page(file.read()).headings[0] == (1, "Run run")
 
 
-def test_what_is_there_is_not_replaced_and_no_trace_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = rank_trace(tmp_path / "rank0.json", 0)
-    output = tmp_path / "report.html"
-    output.write_text("mine")
-    assert main(["report", str(trace), "-o", str(output)]) == 1
-    assert "already exists; choose another name, or pass --force" in capsys.readouterr().err
-    assert output.read_text() == "mine"
-    assert main(["report", "-f", str(trace), "-o", str(output)]) == 0
-    before = trace.read_bytes()
-    assert main(["report", "-f", str(trace), "-o", str(trace)]) == 2
-    assert "is one of the traces; choose another name for the report" in capsys.readouterr().err
-    assert trace.read_bytes() == before
-
-
 def test_exit_codes_are_those_of_the_other_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(tmp_path / "report.html")
     assert main(["report"]) == 2
@@ -115,18 +101,9 @@ def test_exit_codes_are_those_of_the_other_verbs(tmp_path: Path, capsys: pytest.
     damaged = rank_trace(tmp_path / "rank0.json", 0)
     damaged.write_text(damaged.read_text().replace('"dur": 10000', '"dur": -1', 1))
     assert main(["report", str(damaged), "-o", output]) == 3
+    assert main(["report", "-f", str(damaged), "-o", output]) == 3
     assert "since they have no usable time or duration: 1 event." in Page(Path(output).read_text()).text
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_without_jinja2_the_error_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = rank_trace(tmp_path / "rank0.json", 0)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert main(["report", str(trace), "-o", str(tmp_path / "report.html")]) == 1
-    assert "pip install 'tracekit-ml[report]'" in capsys.readouterr().err
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_build_of_the_package_holds_what_the_page_is_made_of(tmp_path: Path) -> None:

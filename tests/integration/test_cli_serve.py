@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -170,12 +169,3 @@ def test_what_cannot_be_served_is_said(runs: Path, tmp_path: Path, capsys: pytes
             printed = capsys.readouterr()
             assert words in printed.err
             assert printed.out == ""
-
-
-def test_without_the_extra_it_says_what_to_install(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
-    assert main(["serve", str(runs)]) == 1
-    assert "pip install 'tracekit-ml[serve]'" in capsys.readouterr().err

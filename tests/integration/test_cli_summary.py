@@ -155,17 +155,26 @@ def test_wrong_input_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("verb", "package"),
-    [("summary", "numpy"), ("stragglers", "duckdb"), ("diff", "numpy"), ("report", "duckdb"), ("query", "duckdb")],
+    ("verb", "package", "extra"),
+    [
+        ("summary", "numpy", "explain"),
+        ("stragglers", "duckdb", "explain"),
+        ("diff", "numpy", "explain"),
+        ("query", "duckdb", "explain"),
+        ("query --engine perfetto", "perfetto", "perfetto"),
+        ("report", "duckdb", "report"),
+        ("report", "jinja2", "report"),
+        ("serve", "uvicorn", "serve"),
+    ],
 )
-def test_without_the_extra_the_install_command_is_named(folder: Path, verb: str, package: str) -> None:
+def test_without_the_extra_the_install_command_is_named(folder: Path, verb: str, package: str, extra: str) -> None:
     code = f"import sys; sys.modules['{package}'] = None; from tracekit.cli import main; sys.exit(main(sys.argv[1:]))"
-    more = {"diff": [str(folder)], "query": ["select 1"]}.get(verb, [])
-    command = [sys.executable, "-c", code, verb, str(folder), *more]
+    more = {"diff": [str(folder)], "query": ["select 1"]}.get(verb.split(maxsplit=1)[0], [])
+    command = [sys.executable, "-c", code, *verb.split(), str(folder / "rank0.json"), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.endswith(": pip install 'tracekit-ml[explain]'")
+    assert line.endswith(f": pip install 'tracekit-ml[{extra}]'")
 
 
 def test_a_bomb_of_nesting_in_gzip_ends_in_bounded_memory(tmp_path: Path) -> None:

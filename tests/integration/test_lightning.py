@@ -441,6 +441,11 @@ def test_wrong_arguments_raise_where_they_are_given(clock: FakeClock, tmp_path: 
     ):
         with pytest.raises(ConfigError):
             wrong()
+    for given in ({"trace": Profiler()}, {"profiler": Profiler()}):  # as the callbacks of other frameworks take it
+        with pytest.raises(ConfigError, match="start it around the run of the Trainer, and leave trace out"):
+            TracekitCallback(**given)
+    with pytest.raises(ConfigError, match="dirpath must be a path"):
+        TracekitProfiler(Profiler())
     (tmp_path / "rank0.json").write_text("[]")
     with pytest.raises(ConfigError, match="exists"):
         fit(trainer(tmp_path, TracekitCallback(tmp_path / "rank{rank}.json")), Net(clock))

@@ -18,6 +18,7 @@ import pytest
 
 from tests.faults.object_store import BUCKET, ObjectStore, free_port
 from tests.scripts import repeat_if_torch_aborts
+from tests.served import rank_trace
 from tracekit.check.validation import validate_trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,6 +279,9 @@ def test_torch_profiler_reports_nothing_unless_it_is_asked_to(
     [
         ([], (), {}, 2, "name the command to run behind --"),
         (["no-such-command"], (), {}, 127, "tracekit: no-such-command: no such command\n"),
+        (["a.py"], (), {}, 127, "a.py: no such command; python runs a script: tracekit run -- python a.py\n"),
+        (["touch", "started"], ("-o", "merged.txt"), {}, 2, "merged.txt: the output must end with .json or"),
+        (["touch", "started"], ("--folder", ""), {}, 2, "argument --folder: the path is empty"),
         (["touch", "started"], ("--shapes",), {}, 2, "--shapes is for torch.profiler; add --steps A:B or --on-demand"),
         (["touch", "started"], ("--folder", "a/{rank}"), {}, 2, "folder a/{rank}: {run_id} is the only field"),
         (["touch", "started"], (), {"tracekit.toml": "step = 1"}, 2, "step is not an option; did you mean steps?"),
@@ -286,6 +290,9 @@ def test_torch_profiler_reports_nothing_unless_it_is_asked_to(
     ids=[
         "no command",
         "unknown command",
+        "script",
+        "name of the output",
+        "unset variable",
         "missing option",
         "field of a folder",
         "option of a file",
@@ -457,10 +464,15 @@ def test_a_limit_removes_the_oldest_segments_and_says_so(tmp_path: Path) -> None
 
 
 def test_the_flight_recorder_writes_the_last_seconds_over_an_output_that_exists_when_asked(tmp_path: Path) -> None:
+    """And merges nothing of an earlier run in the same folder."""
     (tmp_path / "merged.json.gz").write_bytes(b"precious")
+    (tmp_path / "rank0.json").write_text(rank_trace(0, run="earlier"))
+    os.utime(tmp_path / "rank0.json", (0, 0))
     script = write(tmp_path, LOOP + "train(3)\nraise SystemExit('over')")
-    done = recorded(tmp_path, PYTHON, script, options=("-f", "--flight-recorder", "30"))
+    options = ("-f", "--folder", ".", "--flight-recorder", "30", "--steps", "90:95")
+    done = recorded(tmp_path, PYTHON, script, options=options)
     assert done.returncode == 1
+    assert said(done)[0] == "torch.profiler did not run: --steps begin at 90, and the run had 3 steps."
     assert slices(tmp_path / "merged.json.gz")["optimizer"] == 3
 
 

@@ -180,6 +180,6 @@ def test_every_path_of_a_command_is_resolved() -> None:
             (verb, action.dest)
             for action in parser._actions
             if (action.metavar in paths or action.dest == "output")
-            and getattr(action.type, "__name__", None) not in ("resolve_path", "local_path")
+            and getattr(action.type, "__name__", None) not in ("path_or_url", "local_path", "resolve_path")
         ]
     assert forgotten == []

@@ -103,9 +103,12 @@ def _table(path: Path) -> dict[str, Any] | None:
     is_project = path.name == "pyproject.toml"
     if is_project and b"tracekit" not in data:
         return None
-    toml = _toml()
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
-        document: dict[str, Any] = toml.loads(data.decode())
+        document: dict[str, Any] = tomllib.loads(data.decode())
     except ValueError as error:
         raise ConfigError(f"{path}: this is not TOML: {error}") from None
     tool = document.get("tool") if is_project else {"tracekit": document}
@@ -113,14 +116,6 @@ def _table(path: Path) -> dict[str, Any] | None:
     if table is not None and not isinstance(table, dict):
         raise ConfigError(f"{path}: tool.tracekit must be a table of options: [tool.tracekit]")
     return table
-
-
-def _toml() -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib
 
 
 def _checked(table: dict[str, Any], path: Path) -> dict[str, Any]:

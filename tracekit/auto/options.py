@@ -113,7 +113,7 @@ def read_steps(text: str) -> tuple[int, int]:
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("--steps ")) from None
     if end is None:
-        raise ConfigError(f"{text}: name the end as well, such as 20:25")
+        raise ConfigError(f"{text}: name the first step and the end, such as 20:25")
     if (first or 0) >= end:
         raise ConfigError(f"{text}: the end must be after the begin, such as 20:25")
     return first or 0, end

@@ -182,13 +182,13 @@ class AutoRecorder:
     # ---- steps --------------------------------------------------------------------------------------------------------
 
     def fetching(self) -> None:
-        """Note that the loop asks for data: the step before is over."""
+        """Record that the loop asks for data: the step before is over."""
         if self.is_pending:
             self.step()
         self._fetched = True
 
     def optimizer_starts(self, optimizer: object) -> None:
-        """Note that an optimizer begins its step. Does nothing unless there is no `leader` or a step `is_pending`."""
+        """Record that an optimizer begins its step. Needed without a `leader`, or while a step `is_pending`."""
         if self.leader is None:
             self.leader = weakref.ref(optimizer, self._forget_leader)
         elif self.is_pending and self.leader() is optimizer:
@@ -196,7 +196,7 @@ class AutoRecorder:
             self.step()
 
     def optimizer_ended(self, optimizer: object) -> None:
-        """Note that an optimizer has made its step."""
+        """Record that an optimizer has made its step."""
         if self._fetched and not self._steps_early:
             self.is_pending = True
         elif self.leader is not None and self.leader() is optimizer:

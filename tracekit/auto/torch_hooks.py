@@ -129,7 +129,7 @@ def _hook_loaders(torch: ModuleType, recorder: AutoRecorder) -> None:
         try:
             return advance(self)
         finally:
-            slices.__exit__(None, None, None)  # StopIteration is no failure
+            slices.__exit__(None, None, None)  # StopIteration is not a failure
 
     loaders.DataLoader.__iter__ = iterated
     loaders._BaseDataLoaderIter.__next__ = advanced  # noqa: SLF001

@@ -61,7 +61,7 @@ class RankView:
         return "refused" if self.refusal is not None else None if self.capture is None else self.capture.state.value
 
     def update(self, status: RankStatus, now_ns: int) -> None:
-        """Take in the status of the rank until it has ended the capture.
+        """Store the status of the rank until it has ended the capture.
 
         Ignore another process that has taken its place during the capture.
         """

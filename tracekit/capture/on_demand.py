@@ -254,7 +254,7 @@ class OnDemand(CaptureSchedule):
         """Ignore the events, which the other handlers write."""
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
-        """Note a trace of torch.profiler."""
+        """Record a trace of torch.profiler."""
         self._traces.append(filepath)
 
     def batch_start(self, timestamp: Timestamp) -> None:

@@ -102,7 +102,7 @@ class RankCapture:
             self._move(CaptureState.SAVING, last_batch=batch, note=note)
 
     def set_files(self, files: tuple[str, ...], *, complete: bool = False) -> None:
-        """Note the files so far; finish the capture if they are complete."""
+        """Record the files so far; finish the capture if they are complete."""
         with self._lock:
             self.status = dataclasses.replace(self.status, files=files)
             if complete:

@@ -14,7 +14,7 @@ _WHOLE: Final = {
     **dict.fromkeys(("user", "username", "user_name"), "user"),
     **dict.fromkeys(("argv", "cmdline", "command", "cwd", "environ"), "text"),
 }
-# A key, in JSON, with a value of one kind as a whole that is no text, up to the value.
+# A key, in JSON, whose whole value has one kind and is not a text, up to the value.
 WHOLE_VALUE: Final = re.compile(rb'"((?i:%b))"\s*:\s*(?=[\[{\d-])' % "|".join(_WHOLE).encode())
 # The last three hold functions, where a trace has stacks.
 _NAMES: Final = frozenset({"name", "labels", "sf", "esf", "stack"})
@@ -100,7 +100,7 @@ class Aliases:
         return {kind: len(words) for kind, words in sorted(self._words.items()) if words}
 
     def learn(self, key: str, text: str) -> None:
-        """Note the hosts and users that a text names."""
+        """Record the hosts and users that a text names."""
         kind = _WHOLE.get(key.lower())
         if kind in _EVERYWHERE and kind is not None and text:
             self._alias(kind, text)
@@ -121,7 +121,7 @@ class Aliases:
         self._signs = re.compile("|".join(signs).encode("utf-8", "replace"))
 
     def may_change(self, json: bytes) -> bool:
-        """Tell whether `clean` could change any text of some JSON: False is certain, True is not."""
+        """Return True if `clean` could change any text of some JSON: False is certain, True is not."""
         return self._signs.search(json) is not None
 
     def clean(self, key: str, text: str) -> str:

@@ -119,7 +119,7 @@ class _Texts:
         self._known: dict[tuple[str, bytes], bytes] = {}
 
     def learn_event(self, event: Event) -> None:
-        """Learn the names in an event."""
+        """Collect the names in an event."""
         for field, raw in _raw_fields(event):
             # Hosts and users follow a key such as host_name, or are part of a path.
             if _NAMES_SOMEBODY.search(raw):
@@ -129,7 +129,7 @@ class _Texts:
             self.learn(encode_json(event.extra))
 
     def clean_event(self, event: Event) -> None:
-        """Put other words into an event, and other ids of stack frames."""
+        """Replace words and ids of stack frames in an event."""
         rename_frames(event, self._renamed)
         for field, raw in _raw_fields(event):
             self._key = field
@@ -177,7 +177,7 @@ class _Texts:
         }
 
     def learn(self, json: bytes) -> None:
-        """Learn the names in the texts of some JSON."""
+        """Collect the names in the texts of some JSON."""
         for match in _TEXT.finditer(json):
             if match[2] is not None:
                 self._key = match[1].decode("utf-8", "replace")
@@ -231,7 +231,7 @@ def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:
 
 
 def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> dict[str, int]:
-    """Learn the names in a trace; return other ids for its stack frames, since those of a merge are hashes of the frames."""
+    """Collect the names in a trace; return other ids for its stack frames, since those of a merge are hashes of the frames."""
     texts = _Texts(aliases, {})
     with TraceReader(source) as reader:
         for run in reader.runs():

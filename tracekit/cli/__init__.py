@@ -84,7 +84,7 @@ class Verb(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit code. Print one sentence to standard error for each failure.
 
-    None stands for the arguments of the process.
+    Without ``argv``, it runs the arguments of the process.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -159,7 +159,7 @@ class Parser(argparse.ArgumentParser):
 
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exit with 2 because of unknown arguments."""
-        known = [option for action in self.actions for option in action.option_strings]
+        known = ["--run", *(option for action in self.actions for option in action.option_strings)]
         self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion(unknown[0].partition('=')[0], known)}")
 
 

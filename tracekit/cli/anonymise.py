@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from tracekit.check.anonymise import anonymise_traces
-from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.arguments import add_option, add_output, add_printing, add_traces, check_single
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
-from tracekit.errors import ConfigError
 from tracekit.structs import to_builtins
 from tracekit.traces.inputs import ANONYMOUS, copy_name, trace_files
 
@@ -24,8 +23,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--names",
         "also replace the names of events, processes and threads, except those of torch, CUDA and tracekit",
     )
-    add_option(parser, "--json", "print what was written as JSON")
-    add_option(parser, "-q --quiet", "print only the names of the files")
+    add_printing(parser, "print what was written as JSON", "print only the names of the files")
     parser.epilog = (
         "Replaces paths, hosts, users, mail and network addresses, in the same way in all files of one call. Keeps other free "
         "text: check the result before you share it. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written without what could "
@@ -34,12 +32,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.piped and args.output is None:
-        raise ConfigError(f"{args.piped[0]}: name the output with -o")
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
-    if args.output is not None and len(files) != 1:
-        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
+    check_single(args, files)
     pairs = [(file, args.output or copy_name(file, f"{ANONYMOUS}.gz")) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)

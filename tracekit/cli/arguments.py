@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,11 +38,25 @@ def add_option(
     parser.add_argument(*names, help=summary, **how)
 
 
+def add_printing(parser: argparse.ArgumentParser, as_json: str, quiet: str) -> None:
+    """Add ``--json`` and ``--quiet``."""
+    add_option(parser, "--json", as_json)
+    add_option(parser, "-q --quiet", quiet)
+
+
+def check_single(args: argparse.Namespace, files: Sequence[object]) -> None:
+    """Raise ConfigError unless ``--output`` names the output of one file; a pipe needs one."""
+    if args.piped and args.output is None:
+        raise ConfigError(f"{args.piped[0]}: name the output with -o")
+    if args.output is not None and len(files) != 1:
+        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
+
+
 def add_traces(
     parser: argparse.ArgumentParser, summary: str, *, name: str = "inputs", metavar: str = "INPUT", nargs: str = "+"
 ) -> None:
     """Add one trace or several."""
-    parser.add_argument(name, type=resolve_path, nargs=nargs, metavar=metavar, help=summary)
+    parser.add_argument(name, type=path_or_url, nargs=nargs, metavar=metavar, help=summary)
 
 
 def add_output(
@@ -54,7 +68,7 @@ def add_output(
     force: str = "replace the output if it exists",
 ) -> None:
     """Add ``--output`` and ``--force``."""
-    parser.add_argument("-o", "--output", type=resolve_path, default=default, metavar=metavar, help=summary)
+    parser.add_argument("-o", "--output", type=path_or_url, default=default, metavar=metavar, help=summary)
     add_option(parser, "-f --force", force)
 
 
@@ -155,9 +169,16 @@ def add_inside(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def path_or_url(text: str) -> str:
+    """Return a path or URL; see `resolve_path`. An empty one comes from an unset variable of a shell."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; give a file, a folder (. for this one) or a URL")
+    return resolve_path(text)
+
+
 def local_path(text: str) -> Path:
-    """Return a local file or folder; see `resolve_path`."""
-    return Path(resolve_path(text))
+    """Return a local file or folder; see `path_or_url`."""
+    return Path(path_or_url(text))
 
 
 def positive(text: str) -> int:
@@ -203,7 +224,7 @@ def percentage(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 100%, such as 5% or 0.05")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 100%, such as 5% or 0.05")
     return value
 
 
@@ -214,7 +235,7 @@ def seconds(text: str) -> float:
 
 def _whole(text: str, most: int, what: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 0 < int(text[:10]) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {what}")
     return int(text)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tracekit import storage
-from tracekit.arguments import check_seconds, parse_ranks, resolve_path
+from tracekit.arguments import check_seconds, parse_ranks
 from tracekit.capture.control_folder import CaptureState, ControlFolder, Request, listens
 from tracekit.capture.coordinator import CaptureCoordinator, fit_request, progress_words, result_lines, results_of
-from tracekit.cli.arguments import add_option, add_output
+from tracekit.cli.arguments import add_option, add_output, add_printing, or_zero, path_or_url, positive
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, ProgressBar, complain, print_answer, print_json, print_lines
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.errors import CommandError, ConfigError
@@ -23,7 +23,7 @@ from tracekit.wording import counted
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
-        type=resolve_path,
+        type=path_or_url,
         metavar="FOLDER",
         help="the control folder of the run (see on_demand), or the folder that has it as 'control'",
     )
@@ -32,14 +32,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_option(what, "--status", "list the ranks and their state")
     length = parser.add_argument_group("what to record (default: what the run was set up with)")
     add_option(length, "--ranks LIST", "ranks to record, for example 0,8-15 (default: all)")
-    add_option(length, "--steps N", "number of batches", type=int)
+    add_option(length, "--steps N", "number of batches", type=positive)
     add_option(length, "--seconds S", "seconds, rounded up to the end of a batch", type=float)
     add_option(length, "--until-stop", "record until --stop or Ctrl-C")
-    add_option(length, "--warmup N", "batches before them in which torch.profiler warms up", type=int)
+    add_option(length, "--warmup N", "batches before them in which torch.profiler warms up", type=or_zero(positive))
     start = parser.add_argument_group("when to start (default: all ranks with the same batch, as soon as it can be)")
     when = start.add_mutually_exclusive_group()
     add_option(when, "--now", "start each rank with its next batch")
-    add_option(when, "--at-batch N", "start with this batch of the run", type=int)
+    add_option(when, "--at-batch N", "start with this batch of the run", type=or_zero(positive))
     add_option(when, "--at-time TIME", "after this time: 2026-01-31T12:00:00 (local, or with an offset), or +SECONDS")
     add_output(parser, "merge the traces into this file, .json or .json.gz")
     add_option(
@@ -49,8 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
     )
-    add_option(parser, "--json", "print the result as JSON")
-    add_option(parser, "-q --quiet", "print only the names of the files")
+    add_printing(parser, "print the result as JSON", "print only the names of the files")
     parser.epilog = (
         "Ctrl-C stops the capture and waits for its files; twice leaves at once. Exit code: 0 every rank has recorded, "
         "1 none has, 2 wrong usage, 3 some have not, or the merge lost something."
@@ -91,8 +90,6 @@ def _control_folder(name: str) -> ControlFolder:
 def _request(args: argparse.Namespace) -> Request:
     if args.until_stop and (args.steps is not None or args.seconds is not None):
         raise ConfigError("--until-stop says how long by itself; leave out --steps and --seconds")
-    if args.steps is not None and args.steps < 1:
-        raise ConfigError("--steps must be 1 or more")
     written = Request(
         stop=args.stop,
         ranks=None if args.ranks is None else parse_ranks("--ranks", args.ranks),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import local_path
+from tracekit.cli.arguments import local_path, path_or_url
 from tracekit.errors import MissingExtraError
 
 _SHELLS: Final = ("bash", "zsh", "tcsh")
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     whole, parsers = make_parser()
     for verb in parsers.values():
         for action in verb.actions:
-            if action.type in (resolve_path, local_path):
+            if action.type in (path_or_url, local_path):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab looks for this attribute
     print(shtab.complete(whole, args.shell))
     return 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_args_option, add_option
+from tracekit.cli.arguments import add_args_option, add_option, add_printing, path_or_url
 from tracekit.cli.terminal import ProgressBar, print_merge
 from tracekit.errors import ConfigError
 from tracekit.merge import merge_traces
@@ -15,21 +14,20 @@ from tracekit.merge.engine import ARCHIVES
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "input",
-        type=resolve_path,
+        type=path_or_url,
         metavar="INPUT",
         help="a trace: JSON, JSON lines, Perfetto's own format, a flight-recorder dump of torch; plain or packed (gzip, zstd, "
         "a zip of one trace); - for standard input",
     )
     parser.add_argument(
         "output",
-        type=resolve_path,
+        type=path_or_url,
         metavar="OUTPUT",
         help="the file or URL to write: .json or .pftrace, with .gz after it packed",
     )
     add_option(parser, "-f --force", "replace the output if it exists")
     add_args_option(parser)
-    add_option(parser, "--json", "print the report as JSON")
-    add_option(parser, "-q --quiet", "print problems only")
+    add_printing(parser, "print the report as JSON", "print problems only")
     parser.epilog = (
         "Processes have the numbers that a merge gives them, and what is broken is repaired as in a merge. Exit code: 0 done, "
         "1 failed and nothing written, 2 wrong usage, 3 written, but events were lost."

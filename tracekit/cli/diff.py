@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from tracekit.arguments import resolve_path
 from tracekit.cli.arguments import (
     add_common,
     add_limits,
@@ -14,6 +13,7 @@ from tracekit.cli.arguments import (
     add_top,
     keeps_cache,
     or_zero,
+    path_or_url,
     percentage,
     positive,
 )
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "before",
-        type=resolve_path,
+        type=path_or_url,
         metavar="BEFORE",
         nargs="?",
         help="the earlier run: a file, folder, glob or URL; with --baseline, it may be left out",
     )
     parser.add_argument(
-        "after", type=resolve_path, metavar="AFTER", nargs="?", help="the later run; without it, two ranks of the first"
+        "after", type=path_or_url, metavar="AFTER", nargs="?", help="the later run; without it, two ranks of the first"
     )
     parser.add_argument(
         "--baseline",
-        type=resolve_path,
+        type=path_or_url,
         metavar="RUN",
         nargs="+",
         default=[],

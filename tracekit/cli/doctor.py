@@ -9,10 +9,9 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tracekit.arguments import resolve_path
 from tracekit.check.doctor import examine_clocks, examine_environment, examine_packages, examine_place, examine_rank
 from tracekit.check.validation import validate_file
-from tracekit.cli.arguments import add_option
+from tracekit.cli.arguments import add_option, add_printing, path_or_url
 from tracekit.cli.terminal import OK, PROBLEMS, print_answer, print_json, print_lines
 from tracekit.errors import TracekitError
 from tracekit.outbox.spool import default_root
@@ -27,7 +26,7 @@ _COUNTED: Final = ("kind", "form", "events", "errors", "warnings", "counts", "no
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "places",
-        type=resolve_path,
+        type=path_or_url,
         nargs="*",
         metavar="PLACE",
         help="folders and URLs that traces will be written to (default: this folder); writes a small file to each and "
@@ -38,11 +37,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--bundle FILE",
         "also write a zip for a bug report: these findings, the versions of all packages, and the counts of tracekit "
         "validate for the traces in the places; it holds no event and no secret",
-        type=resolve_path,
+        type=path_or_url,
     )
     add_option(parser, "-f --force", "replace the bundle if it exists")
-    add_option(parser, "--json", "print what was found as JSON")
-    add_option(parser, "-q --quiet", "print problems only")
+    add_printing(parser, "print what was found as JSON", "print problems only")
     parser.epilog = "Exit code: 0 no problems, 2 wrong usage, 3 problems found."
 
 

@@ -7,7 +7,7 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from tracekit.arguments import check_service, resolve_path
+from tracekit.arguments import check_service
 from tracekit.cli.arguments import (
     add_args_option,
     add_log_to,
@@ -16,6 +16,7 @@ from tracekit.cli.arguments import (
     add_selection,
     add_traces,
     microseconds,
+    path_or_url,
     positive,
     seconds,
     selection_of,
@@ -132,7 +133,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         parser,
         "--log-folder FOLDER",
         "folder in which the library of --log-to works (default: the current folder)",
-        type=resolve_path,
+        type=path_or_url,
     )
     add_option(parser, "--json", "print the report as JSON")
     add_option(
@@ -154,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("name the traces to merge, such as traces/RUN/, or a run: --run NAME")
         args.inputs, args.run = [find_run(args.run)], args.run if args.wait_for_ranks else None
     if args.dask is not None and args.workers is not None:
-        raise ConfigError("--workers and --dask exclude each other: a cluster has workers of its own")
+        raise ConfigError("--workers and --dask exclude each other: the cluster has its workers")
     ranks = dict(_rank(text) for text in args.rank)
     if args.log_to is not None:
         check_service(args.log_to, "--log-to ")

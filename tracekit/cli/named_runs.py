@@ -37,7 +37,7 @@ def with_named_runs(arguments: Sequence[str], verb: str) -> list[str]:
 
 
 def find_run(name: str) -> str:
-    """Return the folder of a run, or of the `LATEST`, below `ROOT_VARIABLE` or ``traces``; raise ConfigError if there is none."""
+    """Return the folder of a run, or of the `LATEST`, below `ROOT_VARIABLE` or ``traces``; raise ConfigError without one."""
     root = Path(os.environ.get(ROOT_VARIABLE) or _ROOT)
     if name != LATEST and (root / name).is_dir():
         return str(root / name)

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     ending = "" if args.output is None else args.output.rpartition(".")[2]
     form = args.format or (ending if ending in FORMATS else "table")
     if form == "parquet" and args.output is None:
-        raise ConfigError("Parquet is no text: name a file for it with -o")
+        raise ConfigError("Parquet cannot be printed; name a file with -o")
     if args.output is not None and not args.force:
         refuse_existing(args.output)
     sql = _statement(args.sql)

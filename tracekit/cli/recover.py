@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from tracekit.check.recovery import SUFFIXES, RecoveryReport, recover_trace
-from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.arguments import add_option, add_output, add_printing, add_traces, check_single
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, message_of, print_answer, print_json, print_lines
-from tracekit.errors import ConfigError, StorageError, TraceFormatError
+from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import same_file, without_secrets
 from tracekit.traces.inputs import is_other_json, trace_files
 
@@ -33,8 +33,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "end the slices that were open at the end at the time of the last event; "
         "without, they stay open, and Perfetto shows that they did not end",
     )
-    add_option(parser, "--json", "print one JSON document with all reports")
-    add_option(parser, "-q --quiet", "print nothing unless events are lost or a file failed")
+    add_printing(
+        parser, "print one JSON document with all reports", "print nothing unless events are lost or a file failed"
+    )
     parser.epilog = (
         "Exit code: 0 whole, or recovered with nothing lost but the torn end; 1 a file failed, nothing was written for it; "
         "2 wrong usage; 3 recovered, but events were lost in the middle."
@@ -42,11 +43,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.piped and args.output is None:
-        raise ConfigError(f"{args.piped[0]}: name the recovered trace with -o")
     files = _files(args.inputs)
-    if args.output is not None and len(files) != 1:
-        raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
+    check_single(args, files)
     reports: list[RecoveryReport] = []
     others: list[str] = []
     failed: list[tuple[str, str]] = []

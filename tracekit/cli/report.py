@@ -8,6 +8,7 @@ from tracekit.arguments import check_service
 from tracekit.cli.arguments import add_inputs, add_log_to, add_output, keeps_cache
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, complain, print_json, print_lines
 from tracekit.errors import CommandError, ConfigError, StorageError
+from tracekit.imports import require_extra
 from tracekit.storage import atomic_write, refuse_existing, same_file, without_secrets
 from tracekit.traces.inputs import find_traces
 from tracekit.wording import size_words
@@ -25,6 +26,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_extra("report", "duckdb", "jinja2", "numpy")
     from tracekit.explain.run_report import WrittenReport, report_run
     from tracekit.view.report.page import report_page
 

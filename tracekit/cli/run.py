@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracekit import storage
-from tracekit.arguments import check_service, resolve_path
+from tracekit.arguments import check_service
 from tracekit.auto import bootstrap
 from tracekit.auto.configuration import read_options
 from tracekit.auto.notes import OPTIONS_VARIABLE, read_notes
@@ -26,12 +26,13 @@ from tracekit.auto.options import (
     read_steps,
 )
 from tracekit.auto.start import AUTO_VARIABLE
-from tracekit.cli.arguments import add_log_to, add_option, add_output, as_argument, seconds
+from tracekit.cli.arguments import add_log_to, add_option, add_output, as_argument, path_or_url, seconds
 from tracekit.cli.run_process import end_like, run_command
 from tracekit.cli.run_result import RecordedRun, has_new_files, merge_run, summary_sentences
 from tracekit.cli.terminal import complain, message_of
 from tracekit.distributed import RUN_ID_VARIABLE, detect_process
 from tracekit.errors import ConfigError, TracekitError
+from tracekit.merge.engine import check_output
 from tracekit.naming import safe_text
 from tracekit.recording.options import SETTINGS
 from tracekit.wording import rank_spans
@@ -54,7 +55,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         output,
         "--folder FOLDER",
         "folder or URL of the rank traces; several nodes need one that all of them reach (default: traces/{run_id})",
-        type=resolve_path,
+        type=path_or_url,
     )
     add_option(
         output, "--run-id ID", "name of the run, the same on each node (default: the id of the job, else the time)"
@@ -132,17 +133,21 @@ def run(args: argparse.Namespace) -> int:
     vars(args).update(chosen)
     run_id = args.run_id or detect_process(rank=0, world_size=1).run_id
     check_folder(args.folder)
-    folder = _absolute(args.folder.replace("{run_id}", safe_text(run_id)))
+    folder = args.folder.replace("{run_id}", safe_text(run_id))
+    if not storage.is_remote(folder):
+        folder = os.fspath(Path.cwd() / folder)
     output = args.output or f"{folder}/merged.json.gz"
     if "log_to" in given and not args.merge:
         raise ConfigError("--log-to logs the merged trace; leave --no-merge out")
     if args.log_to is not None and args.merge:
         check_service(args.log_to, "--log-to ")
-    if args.merge and not args.force:
-        storage.refuse_existing(output)
+    if args.merge:
+        check_output(output)
+        if not args.force:
+            storage.refuse_existing(output)
     start_ns = time.time_ns()
     with tempfile.TemporaryDirectory(prefix="tracekit-run-") as notes:
-        options = _options(args, given, _escaped(folder), notes)
+        options = _options(args, given, folder.replace("{", "{{").replace("}", "}}"), notes)
         if file is not None:
             complain(f"options of {_short(os.fspath(file))}")
         if args.on_demand:
@@ -175,13 +180,18 @@ def _conclude(
         return
     for line in recorded.losses():
         complain(line)
+    if args.steps is not None and recorded.steps is not None and recorded.steps < args.steps[0]:
+        complain(
+            f"torch.profiler did not run: --steps begin at {args.steps[0]}, and the run had {recorded.steps} steps."
+        )
     if not args.merge:
         complain(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}. Next: {merge_command}")
         return
     if 0 not in ranks:
         complain(f"recorded {rank_spans(ranks)} of {recorded.world_size} in {where}; the node of rank 0 merges them.")
         return
-    for line in merge_run(recorded, folder, output, args.timeout, overwrite=args.force):
+    since_ns = 0 if "{run_id}" in args.folder else start_ns
+    for line in merge_run(recorded, folder, output, args.timeout, overwrite=args.force, since_ns=since_ns):
         complain(line)
     for sentence in summary_sentences(output):
         complain(sentence)
@@ -224,14 +234,6 @@ def _environment(options: RunOptions, run_id: str) -> Mapping[str, str]:
         RUN_ID_VARIABLE: run_id,
         "TRACEKIT_QUIET": os.environ.get("TRACEKIT_QUIET", "1"),
     }
-
-
-def _absolute(folder: str) -> str:
-    return folder if storage.is_remote(folder) else os.fspath(Path.cwd() / folder)
-
-
-def _escaped(folder: str) -> str:
-    return folder.replace("{", "{{").replace("}", "}}")
 
 
 def _short(path: str) -> str:

@@ -82,10 +82,12 @@ def _run_with_handlers(command: Sequence[str], environment: Mapping[str, str], s
 def _started(command: Sequence[str], environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(command, env=environment, **options)  # noqa: S603 - the command of the user, no shell
-    except FileNotFoundError:
-        raise CommandError(f"{command[0]}: no such command", _NOT_FOUND) from None
     except OSError as error:
-        raise CommandError(f"{command[0]}: {error.strerror or error}", _NOT_EXECUTABLE) from None
+        is_missing = isinstance(error, FileNotFoundError)
+        problem = "no such command" if is_missing else error.strerror or str(error)
+        if command[0].endswith(".py"):
+            problem += "; python runs a script: tracekit run -- python " + command[0]
+        raise CommandError(f"{command[0]}: {problem}", _NOT_FOUND if is_missing else _NOT_EXECUTABLE) from None
 
 
 def end_like(code: int) -> int:

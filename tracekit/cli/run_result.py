@@ -102,8 +102,8 @@ def _why_unseen(command: Sequence[str]) -> str:
         if match := _ISOLATED.fullmatch(word):
             return f"python was started with -{match[1]}, and does not import sitecustomize from PYTHONPATH"
     return (
-        "no Python process has seen the variables PYTHONPATH and TRACEKIT_AUTO; was it started with -I, -E or -S, with a "
-        "cleaned environment, or on another machine?"
+        "no Python process has seen the variables PYTHONPATH and TRACEKIT_AUTO: there was none, or it was started with -I, "
+        "-E or -S, with a cleaned environment, or on another machine"
     )
 
 
@@ -156,12 +156,19 @@ def has_new_files(folder: str, start_ns: int) -> bool:
     return any(time_ns is not None and time_ns >= start_ns for time_ns in times)
 
 
-def merge_run(run: RecordedRun, folder: str, output: str, timeout_s: float, *, overwrite: bool) -> list[str]:
-    """Merge the traces of a run, after its ranks on other machines have ended; return lines to print. Raises TracekitError."""
+def merge_run(
+    run: RecordedRun, folder: str, output: str, timeout_s: float, *, overwrite: bool, since_ns: int = 0
+) -> list[str]:
+    """Merge the traces of a run, after its ranks on other machines have ended; return lines to print. Raises TracekitError.
+
+    In a local folder that earlier runs used too, files from before ``since_ns`` are theirs.
+    """
     lines = []
     if len(run.ranks) == run.world_size:
-        inputs = [folder]
-        files = storage.expand(folder, (".json", ".json.gz"))
+        inputs, files = [folder], storage.expand(folder, (".json", ".json.gz"))
+        new = [name for name in files if (time_ns := storage.modified_ns(name)) is None or time_ns >= since_ns]
+        if new and len(new) < len(files):
+            inputs = files = new
     else:
         ends = wait_for_ranks([folder], run.world_size, timeout_s, run_id=run.run_id)
         inputs = files = ends.traces

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import socket
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_option, add_uis, chosen_ui, local_path, number, or_zero, port
+from tracekit import storage
+from tracekit.cli.arguments import add_option, add_uis, chosen_ui, local_path, number, or_zero, path_or_url, port
 from tracekit.cli.terminal import OK, complain, print_json, print_lines
-from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.errors import ConfigError
+from tracekit.imports import require_extra
 
 _GB: Final = 1_000_000_000
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "root", type=resolve_path, metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run"
+        "root", type=path_or_url, metavar="ROOT", help="a folder or URL of runs, of any depth; or that of one run"
     )
     where = parser.add_argument_group("where it listens, and who may come")
     add_option(
@@ -65,9 +65,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for package in ("jinja2", "starlette", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, "serve", "tracekit serve")
+    require_extra("serve", "jinja2", "starlette", "uvicorn")
     from tracekit.view.open.server import new_token
     from tracekit.view.serve.app import make_application
     from tracekit.view.serve.security import Access, is_loopback, read_token
@@ -105,6 +103,8 @@ def _announce(args: argparse.Namespace, listener: socket.socket, access: Any, se
     secret = args.token_file is None and (access.token_to_read or args.allow_capture)
     if secret:
         address += f"?token={token}"
+    if not storage.is_remote(args.root) and not Path(args.root).is_dir():
+        complain(f"{args.root}: no such folder; the page shows its runs once it is there")
     if not access.token_to_read:
         complain("--no-token: every user of this machine can read these runs")
     if args.json:

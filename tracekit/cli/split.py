@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from tracekit.cli.arguments import add_option, add_output, add_traces
+from tracekit.cli.arguments import add_option, add_output, add_printing, add_traces
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_json, print_lines
 from tracekit.errors import ConfigError
 from tracekit.merge.report import happened
@@ -35,8 +35,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         force="replace parts that exist",
     )
-    add_option(parser, "--json", "print the parts and their reports as JSON")
-    add_option(parser, "-q --quiet", "print only the names of the parts")
+    add_printing(parser, "print the parts and their reports as JSON", "print only the names of the parts")
     parser.epilog = (
         "A slice that reaches over a border is in both parts; spans without events have no part. The input is read once for "
         "each part. Exit code: 0 done, 1 failed, 2 wrong usage, 3 written, but events were lost."

@@ -10,8 +10,7 @@ import sys
 import time
 from typing import Any, Final
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_inside, add_option, number
+from tracekit.cli.arguments import add_inside, add_option, number, path_or_url
 from tracekit.cli.named_runs import find_run
 from tracekit.cli.terminal import OK, PROBLEMS, print_json, print_lines, printable, styled_console
 from tracekit.errors import ConfigError, StorageError
@@ -27,7 +26,7 @@ _STYLES: Final = {"bad": "bold red", "slow": "yellow", "done": "dim", "head": "b
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "root", type=resolve_path, nargs="?", metavar="DIR", help="folder or URL of the rank traces of one run or many"
+        "root", type=path_or_url, nargs="?", metavar="DIR", help="folder or URL of the rank traces of one run or many"
     )
     add_option(
         parser,

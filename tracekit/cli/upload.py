@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tracekit.arguments import resolve_path
-from tracekit.cli.arguments import add_option, positive
+from tracekit.cli.arguments import add_option, add_printing, path_or_url, positive
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json
 from tracekit.errors import ConfigError, StorageError
 from tracekit.outbox.finish import finish_spool, report_lines
@@ -17,14 +16,13 @@ from tracekit.outbox.spool import JOURNAL, BusyError, default_root, default_spoo
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spools",
-        type=resolve_path,
+        type=path_or_url,
         nargs="*",
         metavar="SPOOL",
         help=f"spool folders named in the log of a recording, or a folder of them (default: {default_root()})",
     )
     add_option(parser, "--tries N", "number of attempts for each file (default: 4)", type=positive, default=4)
-    add_option(parser, "--json", "print one JSON document with all reports")
-    add_option(parser, "-q --quiet", "print nothing unless something is left")
+    add_printing(parser, "print one JSON document with all reports", "print nothing unless something is left")
     parser.epilog = (
         "Uploading twice gives the same objects, and never replaces one that somebody else has written. Exit code: 0 everything "
         "is uploaded, 1 something could not be, 2 wrong usage, 3 a spool is in use by another process."

@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from tracekit.check.validation import ValidationReport, validate_file
-from tracekit.cli.arguments import add_option, add_traces
+from tracekit.cli.arguments import add_option, add_printing, add_traces
 from tracekit.cli.terminal import FAILED, OK, PROBLEMS, complain, print_answer, print_json, print_lines
 from tracekit.errors import StorageError, TraceFormatError
 from tracekit.storage import without_secrets
@@ -28,8 +28,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add_option(parser, "--strict", "take warnings for problems too")
     add_option(parser, "--no-schema", "do not apply the JSON Schemas")
-    add_option(parser, "--json", "print one JSON document with all reports")
-    add_option(parser, "-q --quiet", "print nothing for files without problems")
+    add_printing(parser, "print one JSON document with all reports", "print nothing for files without problems")
     parser.epilog = "Exit code: 0 no problems, 1 a file cannot be read, 2 wrong usage, 3 problems found."
 
 

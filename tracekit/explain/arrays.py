@@ -9,7 +9,7 @@ from tracekit.errors import MissingExtraError
 try:
     import numpy as np
 except ImportError as error:
-    raise MissingExtraError("numpy", "explain", "Comparing ranks and runs") from error
+    raise MissingExtraError("numpy", "explain", "Analysing traces") from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,8 +1,8 @@
 """Compare the times of one run with those of one or several earlier runs, and find the stages that made the steps longer.
 
-A rank that is slow makes all others wait: their collectives take longer, and are no cause. The cost of a stage is the growth of
-the frontier in it (see `tracekit.explain.cycles`), which waiting does not change. A stage is a cause if its cost has changed as
-that of the step, and its own time has changed as much on a rank.
+A rank that is slow makes all others wait: their collectives take longer, but are not the cause. The cost of a stage is the
+growth of the frontier in it (see `tracekit.explain.cycles`), which waiting does not change. A stage is a cause if its cost
+has changed as that of the step, and its own time has changed as much on a rank.
 """
 
 from __future__ import annotations

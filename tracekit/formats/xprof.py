@@ -125,7 +125,7 @@ def _read(file: BinaryIO) -> tuple[list[str], dict[bytes, int]]:
 
 
 def without_hosts(source: BinaryIO, target: BinaryIO) -> None:
-    """Copy an XSpace without the names of its hosts; raise ValueError if the source is no XSpace."""
+    """Copy an XSpace without the names of its hosts; raise ValueError if the source is not an XSpace."""
     for number, wire_type, size in _entries(source):
         kept = number != _HOSTNAMES
         if kept:

@@ -151,7 +151,7 @@ class TraceHandler:
     def process_duration_event(
         self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
-        """Take the start or the finish of a slice.
+        """Process the start or the finish of a slice.
 
         Args:
             name: The marker's name.
@@ -164,7 +164,7 @@ class TraceHandler:
     def process_instant_event(
         self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
-        """Take an instant: an event at one moment."""
+        """Process an instant: an event at one moment."""
 
     def process_counter_event(
         self,
@@ -174,15 +174,15 @@ class TraceHandler:
         wall_clock_time_ns: int,
         values: Mapping[str, float],
     ) -> None:
-        """Take the values of one or more series of a counter; they are finite numbers."""
+        """Process the values of one or more series of a counter; they are finite numbers."""
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
-        """Take a finished Chrome JSON trace of this process, for example one of torch.profiler. Do not change the file."""
+        """Process a finished Chrome JSON trace of this process, for example one of torch.profiler. Do not change the file."""
 
     # ---- events, a batch at a time ------------------------------------------------------------------------------------
 
     def process_events(self, batch: EventBatch) -> None:
-        """Take the events of one flush.
+        """Process the events of one flush.
 
         Calls the methods above, one event at a time. Override it for speed, or to see tracks and arguments, which those methods
         do not receive. A handler that overrides it gets each batch as soon as it is taken from the buffer, within the flush

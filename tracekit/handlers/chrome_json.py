@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import posixpath
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,8 +172,11 @@ class JSONTraceHandler(TraceHandler):
 
     @property
     def other_names(self) -> list[str]:
-        """Names of other files of the run: of another rank, and of a companion of this one."""
+        """Names of other files of the run: of another rank, of a companion of this one, and of a child."""
         names = [] if self._companion is None else [self._companion]
+        for path in self.paths[:1]:
+            stem, suffix = split_suffix(path)
+            names += islice(glob.iglob(f"{glob.escape(stem)}-*-[0-9]*{suffix}"), 1)
         if self._recording is not None and (own := self._recording.process).world_size > 1:
             numbers = {field: getattr(own, field) + 1 for field in ("rank", "local_rank", "node", "pid")}
             other = dataclasses.replace(own, host=f"{own.host}2", **numbers)
@@ -242,7 +247,7 @@ class JSONTraceHandler(TraceHandler):
             self._merge.start(self._trace.timestamp)
 
     def process_chrome_json_trace_file(self, filepath: str) -> None:
-        """Note in the rank trace which other traces this process has written."""
+        """Record in the rank trace which other traces this process has written."""
         self._companion = self._companion or filepath
         args = {"file": storage.printable_name(filepath)}
         if self._recording is not None and not self._recording.process.private:
@@ -252,12 +257,12 @@ class JSONTraceHandler(TraceHandler):
         self._trace.write_metadata(COMPANION_EVENT, args)
 
     def clock_anchor(self, anchor: Anchor, step: ClockStep | None) -> None:
-        """Note the readings of the clocks, for the merge."""
+        """Record the readings of the clocks, for the merge."""
         for name, args in clock_metadata(anchor, step):
             self._trace.write_metadata(name, args)
 
     def clock_offset(self, offset: ClockOffset) -> None:
-        """Note the offset of this process's clock to another rank's, for the merge."""
+        """Record the offset of this process's clock to another rank's, for the merge."""
         self._trace.write_offset(offset)
 
     def summary(self, summary: Summary) -> None:
@@ -269,7 +274,7 @@ class JSONTraceHandler(TraceHandler):
         self._stopped = (error,)
 
     def ending(self, timeout_s: float) -> None:
-        """Note how long `close` waits for packing and uploading."""
+        """Record how long `close` waits for packing and uploading."""
         self._ends = True
         self._trace.ending(timeout_s)
 

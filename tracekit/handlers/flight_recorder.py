@@ -138,12 +138,12 @@ class FlightRecorder(TraceHandler):
         self._timestamp = recording.timestamp
 
     def stopping(self, error: BaseException | None) -> None:
-        """Note the exception that ends the recording."""
+        """Record the exception that ends the recording."""
         if error is not None and self._on_exception and not isinstance(error, (SystemExit, GeneratorExit)):
             self._request(f"exception: {self._shown(error)}")
 
     def ending(self, timeout_s: float) -> None:
-        """Note how long `close` waits for packing and uploading."""
+        """Record how long `close` waits for packing and uploading."""
         self._trace.ending(timeout_s)
 
     def flush(self) -> None:

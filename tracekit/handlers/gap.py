@@ -37,7 +37,7 @@ class Gap:
         return bool(self.events or self.late)
 
     def add(self, batch: EventBatch, *, count: bool = True) -> None:
-        """Take in a batch that could not be written, and count it unless told not to; see `RankTrace.write_events`."""
+        """Add a batch that could not be written, and count it unless told not to; see `RankTrace.write_events`."""
         edges, late_events = _edges(batch.records), self.late_events
         lost = len(batch) - len(edges) + sum(self._keep(*edge) for edge in edges)
         if not count:
@@ -46,7 +46,7 @@ class Gap:
             self.extend(lost, *span_ns(batch))
 
     def extend(self, events: int, start_ns: int, end_ns: int) -> None:
-        """Take in a number of lost events; times are in ns since the epoch."""
+        """Add a number of lost events; times are in ns since the epoch."""
         self.start_ns = min(start_ns, self.start_ns) if self.events else start_ns
         self.end_ns = max(end_ns, self.end_ns)
         self.events += events
@@ -122,7 +122,7 @@ class CarriedSlices:
                 yield label, start_ns, track
 
     def follow(self, records: Sequence[Any]) -> None:
-        """Take in the records of a batch (see `tracekit.events`)."""
+        """Add the records of a batch (see `tracekit.events`)."""
         edges = _edges(records)
         if not edges:
             return

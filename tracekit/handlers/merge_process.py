@@ -285,7 +285,7 @@ class EndMerge:
             raise ConfigError(f"merged_filename {merged} can be the name of a rank trace; choose another")
 
     def open(self, recording: Recording) -> None:
-        """Take note of the recording; refuse a name that several attempts would share."""
+        """Store the recording; refuse a name that several attempts would share."""
         process = recording.process
         if (process.restartable or process.attempt) and not self._merged.fields & {"attempt", "pid"}:
             raise ConfigError(

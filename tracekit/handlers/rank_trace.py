@@ -177,7 +177,7 @@ class RankTrace:
         self._outbox.start()
 
     def ending(self, timeout_s: float) -> None:
-        """Note that the recording ends now, and the time remaining. Called from any thread."""
+        """Record that the recording ends now, and the time remaining. Called from any thread."""
         self._deadline_ns = SYSTEM_CLOCK.monotonic_ns() + round(timeout_s * _SHARE * 1e9)
 
     def close(self, summary: Summary | None = None) -> bool:

@@ -83,7 +83,7 @@ class Retention:
         return self._keep is not None or self._max_total_bytes is not None
 
     def add(self, path: Path, name: str) -> None:
-        """Take in a finished file, the newest, and its name."""
+        """Add a finished file, the newest, and its name."""
         if not self:
             return
         try:

@@ -191,7 +191,7 @@ class SlowSteps:
         self._durations_s: deque[float] = deque(maxlen=window)
 
     def usual_s(self, duration_s: float) -> float | None:
-        """Take in the duration of a batch; return the median of the batches before it if it is slow, else None."""
+        """Add the duration of a batch; return the median of the batches before it if it is slow, else None."""
         from statistics import median  # here: it costs 5 ms, and on_demand() needs the signal only
 
         median_s = median(self._durations_s) if len(self._durations_s) >= self._least else None

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from tracekit.arguments import check_profiler
 from tracekit.integrations.batches import Counts
 from tracekit.integrations.hooks import hook_forward, model_hook, recorded_pass, replace_method, watch
 from tracekit.timestamp import Timestamp
@@ -24,7 +25,7 @@ _METHODS: Final = {
     "save_state": "save checkpoint",
     "load_state": "load checkpoint",
 }
-# Those that return what is recorded; `prepare` calls others, and ``skip_first_batches`` returns a loader of its own
+# Methods that return objects to record; `prepare` calls some of them, and ``skip_first_batches`` makes a new loader
 _PREPARING: Final = ("prepare", "prepare_model", "prepare_optimizer", "prepare_data_loader", "skip_first_batches")
 
 
@@ -59,6 +60,7 @@ class AcceleratorRecorder:
     """
 
     def __init__(self, accelerator: Any, profiler: Profiler) -> None:
+        check_profiler("AcceleratorRecorder: profiler", profiler)
         self._accelerator = accelerator
         self._profiler = profiler
         self._undo = ExitStack()

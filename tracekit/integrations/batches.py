@@ -39,7 +39,7 @@ def tokens_in(batch: Any) -> int:
 
     Tokens are the elements of ``input_ids``, ``token_ids`` or ``tokens`` in a mapping (a dict, a ``BatchEncoding``) or
     a dataclass, at the top or within tuples and lists; those of a list of mappings are added up. An array without such
-    a name is no text: pass the number yourself.
+    a name is not a text: pass the number yourself.
     """
     try:
         return _tokens(batch)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from transformers import TrainerCallback
 from transformers.utils.import_utils import is_torchdynamo_compiling
 
+from tracekit.arguments import check_profiler
 from tracekit.errors import TimeError
 from tracekit.integrations.batches import Counts
 from tracekit.integrations.hooks import hook_forward, recorded_pass, watch
@@ -84,6 +85,7 @@ class TracekitCallback(TrainerCallback):
     """
 
     def __init__(self, profiler: Profiler) -> None:
+        check_profiler("TracekitCallback: profiler", profiler)
         self.profiler = profiler
         self._is_mine = False
         self._thread = threading.get_ident()  # of the training

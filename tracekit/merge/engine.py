@@ -152,14 +152,18 @@ def merge_traces(
     return replace(report, output_bytes=size_bytes(output) or 0, rewritten=rewritten)
 
 
+def check_output(output: str) -> None:
+    """Raise ConfigError for a file name that a merged trace cannot have."""
+    if not output.endswith(ARCHIVES) and not output.removesuffix(".gz").endswith(_FORMATS):
+        endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
+        shown = without_secrets(output)
+        raise ConfigError(f"{shown}: the output must end with {endings}, or with .tar or .zip for an archive")
+
+
 def _check_options(output: str, select: Selection | None, args: str, *, collective_flows: bool, snaps: bool) -> None:
+    check_output(output)
     shown, is_archive = without_secrets(output), output.endswith(ARCHIVES)
-    endings = " or ".join(f"{ending} or {ending}.gz" for ending in _FORMATS)
     for is_wrong, problem in (
-        (
-            not is_archive and not output.removesuffix(".gz").endswith(_FORMATS),
-            f"{shown}: the output must end with {endings}, or with .tar or .zip for an archive",
-        ),
         (args not in ARGS, f"args {args!r}: give one of {', '.join(ARGS)}"),
         (collective_flows and is_archive, f"{shown}: an archive has no place for arrows between its traces"),
         (snaps and is_archive, f"{shown}: an archive holds its inputs as they are; write .json or .pftrace instead"),

@@ -309,7 +309,7 @@ def _first(finding: Repair | Drop) -> str:
 
 
 def happened(counts: dict[str, int]) -> int:
-    """Return how many events are no metadata, from the counts by phase."""
+    """Return the number of events other than metadata, from the counts by phase."""
     return sum(count for phase, count in counts.items() if phase != "M")
 
 

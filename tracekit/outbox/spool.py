@@ -126,7 +126,7 @@ class Spool:
 
     @classmethod
     def load(cls, folder: Path) -> Spool:
-        """Take over the spool of a process that has ended; refuse one in use (`BusyError`) and a folder that is none."""
+        """Take over the spool of a process that has ended; refuse one in use (`BusyError`) and any other folder."""
         try:
             descriptor = _open_journal(folder)
         except OSError as error:
@@ -158,7 +158,7 @@ class Spool:
         return self.segments[int(path.name.partition("-")[0])]
 
     def begin(self, url: str) -> Segment:
-        """Note a file that will be written."""
+        """Record a file that will be written."""
         number = len(self.segments)
         segment = Segment(number, f"{number:06d}-{basename(url).removesuffix('.gz')}", url)
         self.segments[number] = segment
@@ -166,7 +166,7 @@ class Spool:
         return segment
 
     def finish(self, segment: Segment, events: int, start_ns: int, end_ns: int, max_bytes: float = math.inf) -> bool:
-        """Note that a file is complete. Drop it, and return False, if the files to upload would be larger than a limit."""
+        """Record that a file is complete. Drop it, and return False, if the files to upload would be larger than a limit."""
         segment.events, segment.start_ns, segment.end_ns = events, start_ns, end_ns
         with contextlib.suppress(OSError):
             segment.size_bytes = self.path(segment).stat().st_size
@@ -190,7 +190,7 @@ class Spool:
                 self.drop(segment)
 
     def delivered(self, segment: Segment, url: str, size_bytes: int, sha256: str) -> None:
-        """Note that a file was uploaded, and remove it from the spool. Do nothing after `close`."""
+        """Record that a file was uploaded, and remove it from the spool. Do nothing after `close`."""
         with self._lock:
             if self._descriptor < 0:
                 return
@@ -199,7 +199,7 @@ class Spool:
         self._remove(segment)
 
     def note(self, fact: str) -> None:
-        """Note that the recording has ended normally ("closed"), or that its complete index is uploaded ("index")."""
+        """Record that the recording has ended normally ("closed"), or that its complete index is uploaded ("index")."""
         self.closed |= fact == "closed"
         self._append({fact: True})
 
@@ -223,7 +223,7 @@ class Spool:
                 os.write(self._descriptor, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def _replay(self, line: dict[str, Any]) -> None:
-        """Take in one line of the journal; skip unknown and unsafe lines."""
+        """Add one line of the journal; skip unknown and unsafe lines."""
         self.closed |= "closed" in line
         self.index_done = "index" in line
         for change in _STATES.keys() & line:

@@ -298,7 +298,7 @@ class UploadingOutbox(Outbox):
         return 0
 
     def _note(self, error: StorageError | None, segment: Segment | None) -> None:
-        """Note the result of an upload; log a failure."""
+        """Record the result of an upload; log a failure."""
         now_ns = SYSTEM_CLOCK.monotonic_ns()
         if error is None:
             self._failure = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -104,8 +105,21 @@ def _adapted(handlers: Any) -> Any:
 def _all_of(kind: Callable[..., T], name: str, value: T | Sequence[T]) -> tuple[T, ...]:
     assert isinstance(kind, type)
     values = [value] if isinstance(value, kind) else value
-    if not isinstance(values, list | tuple) or not all(isinstance(item, kind) for item in values):
-        raise ConfigError(f"{name} must be a {kind.__name__} or a list of them, not {value!r}")
+    values = values if isinstance(values, list | tuple) else [values]
+    for item in values:
+        if not isinstance(item, kind):
+            raise ConfigError(f"{name} must be a {kind.__name__} or a list of them, not {value!r}{_remedy(kind, item)}")
     if len({id(item) for item in values}) < len(values):
         raise ConfigError(f"{name} names one {kind.__name__} twice")
     return tuple(values)
+
+
+def _remedy(kind: type, wrong: Any) -> str:
+    """Return the end of the message about something that is not of a kind, where it shows what was meant."""
+    if isinstance(wrong, type) and issubclass(wrong, kind):
+        return f"; call it: {wrong.__name__}(...)"
+    for other, name in ((Source, "sources"), (TraceHandler, "trace_handlers")):
+        if isinstance(wrong, other):
+            return f"; pass it as {name}="
+    is_name = kind is TraceHandler and isinstance(wrong, str | os.PathLike)
+    return f"; JSONTraceHandler({os.fspath(wrong)!r}) writes a file" if is_name else ""

@@ -629,7 +629,7 @@ class Profiler(ProfilerBase):
         """Return the marker of that name; the same arguments give the same marker.
 
         Args:
-            name: What its slices are called. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
+            name: Name of its slices. Names beyond 50,000 share the marker "(other names)"; there is a warning at 10,000.
             categories: Categories for filtering; one text or several.
             actions: The schedule's actions during which it records, one or several; by default all but SKIP.
             record_instant_on_start: Also record an instant at the start of each slice.

@@ -152,7 +152,7 @@ class Drift:
         self._kept: deque[ClockOffset] = deque(maxlen=keep)
 
     def add(self, newest: ClockOffset) -> ClockOffset:
-        """Take in a measurement; return it with its drift."""
+        """Add a measurement; return it with its drift."""
         best: tuple[int, int] | None = None  # error, drift
         for earlier in self._kept:
             elapsed_ns = newest.monotonic_ns - earlier.monotonic_ns

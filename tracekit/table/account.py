@@ -53,7 +53,7 @@ class AccountCollector:
         self._clock_steps: dict[Any, tuple[int, int]] = {}
 
     def take(self, name: str, args: dict[str, Any], pid: Any) -> None:
-        """Look at a metadata event."""
+        """Process a metadata event."""
         if name in ACCOUNTS:
             self._accounts.note(name, args)
         elif name == PROCESS_EVENT:

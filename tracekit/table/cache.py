@@ -119,7 +119,7 @@ class TableCache:
         return self.find(key) if re.fullmatch("[0-9a-f]{40}", key) else None
 
     def set_latest(self, path: str, key: str) -> None:
-        """Note the last entry of a local file."""
+        """Record the last entry of a local file."""
         with contextlib.suppress(OSError):
             pointer = self._pointer(path)
             handle, name = tempfile.mkstemp(prefix=_BUILDING, dir=self.folder)

@@ -266,7 +266,7 @@ class _Metadata:
         self._threads: dict[tuple[Any, Any], str] = {}
 
     def take(self, event: Event) -> None:
-        """Look at a metadata event."""
+        """Process a metadata event."""
         name, args = decode_or_none(event.name), decode_or_none(event.args)
         if not isinstance(name, str) or not isinstance(args, dict):
             return

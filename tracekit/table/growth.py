@@ -68,7 +68,7 @@ class Growth(Struct):
             self.metadata.append(text.decode("utf-8", "surrogateescape"))
 
     def stop(self, reader: TraceReader, path: str, start: int) -> bool:
-        """Note the end of the last whole record; return False if the file cannot be extended."""
+        """Record the end of the last whole record; return False if the file cannot be extended."""
         is_plain = reader.form == "array" and not (reader.compressed or reader.foreign or is_remote(path))
         is_whole = not reader.lost_parts and all(repair.kind == "cut_file" for repair in reader.repairs)
         if not is_plain or not is_whole or self.log_bytes > _MAX_LOG_BYTES:

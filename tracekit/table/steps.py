@@ -85,7 +85,7 @@ class StepCollector:
             batches.append((start_ns, end_ns, len(batches) if number is None else number, counts))
 
     def take_metadata(self, event: Event, pid: Any, args: dict[str, Any]) -> None:
-        """Look at a metadata event that may state a training time."""
+        """Process a metadata event that may state a training time."""
         time = time_field(event.ts)
         if time is not None and raw_field(event.name).strip(b'"').decode(errors="replace") == TIMESTAMP_EVENT:
             self._timestamps.setdefault(pid, []).append((time, _counts(args)))

@@ -13,7 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.arguments import check_choice, check_seconds
+from tracekit.arguments import check_choice, check_profiler, check_seconds
 from tracekit.clock import SYSTEM_CLOCK
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError, TimerError
@@ -113,13 +113,15 @@ class Timers:
         if device is not None:
             check_choice("Timers: device", device, DEVICE_MODES)
         again = partial(type(self), log_level, log_option, device=device, timeout=timeout, name=name, output=output)
-        self._again = again if clock is SYSTEM_CLOCK else partial(again, clock=clock)  # each process has one of its own
+        self._again = again if clock is SYSTEM_CLOCK else partial(again, clock=clock)  # each process has its own
         self._log_level = log_level
         self._log_option = log_option
         self._device = device
         self._timeout_s = float(timeout)
         self._output = output or partial(print, flush=True)  # as NeMo's timers do
         self._clock = clock
+        if profiler is not None:
+            check_profiler("Timers: profiler", profiler)
         self._make_marker = module_marker if profiler is None else profiler.marker
         known_by = name or _place_of_construction(self)
         self._ranks = RankReports(

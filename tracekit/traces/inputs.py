@@ -228,7 +228,7 @@ class RunFolder(Struct, frozen=True, order=True):
 def find_runs(root: Path) -> Iterator[RunFolder]:
     """Yield the runs at and below a folder, in no order.
 
-    A folder below a run, such as that of the JAX traces, is no further run. The root may hold traces and runs.
+    A folder below a run, such as that of the JAX traces, is not a run. The root may hold traces and runs.
     """
     for place, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -33,7 +33,7 @@ class ProcessIdentity(Struct):
     began_ns: int  # when it began, as far as is known, ns since the epoch
     companions: frozenset[str] = frozenset()  # names of the other traces that it wrote
     path: str = ""  # a file that it is known from
-    number: int = 0  # its place among the processes of its rank that are known before the events; 0 while it has none
+    number: int = 0  # its place among the processes of its rank that are known before the events; 0 while it is unknown
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -83,7 +83,8 @@ def wait_for_ranks(
 
     The patterns are files, folders, globs or URLs of the rank traces of one run; those of other runs than ``run_id`` are
     ignored. A rank has ended when a file of its newest attempt has an end record, or if all files belong to one recording
-    ``window``, when its files are closed. ``report`` is called once with the state before waiting.
+    ``window`` or are dumps of a flight recorder, when its files are closed. ``report`` is called once with the state before
+    waiting.
 
     Raises:
         ConfigError: The files are of several runs, and ``run_id`` is None.
@@ -122,8 +123,11 @@ class _Files:
         mine = [
             (path, file, file.head)
             for path, file in self._files.items()
-            if file.head is not None and not file.head.dump and self._run_id in (None, file.head.run_id)
+            if file.head is not None and self._run_id in (None, file.head.run_id)
         ]
+        recorded = [one for one in mine if not one[2].dump]  # a dump repeats them
+        is_whole = self._window or not recorded  # each file is written at once
+        mine = recorded or mine
         runs = {head.run_id for _, _, head in mine}
         if len(runs) > 1:
             raise ConfigError(f"the rank traces are of several runs; name one with --run: {', '.join(sorted(runs))}")
@@ -136,7 +140,7 @@ class _Files:
         for rank, files in newest.items():
             if not files:
                 found.without_trace.append(rank)
-            elif not any(file.ended for file in files) and not (self._window and all(file.closed for file in files)):
+            elif not any(file.ended for file in files) and not (is_whole and all(file.closed for file in files)):
                 found.without_end.append(rank)
         for path, file, head in mine:
             if last or file.closed:

@@ -1,6 +1,6 @@
 """Log traces and reports as artifacts to Weights & Biases and MLflow, only when somebody asks for it.
 
-The libraries work in a process of their own: it ends in time where a service does not answer, and their output and exit handlers
+The libraries work in a separate process: it ends in time where a service does not answer, and their output and exit handlers
 stay there. They read the service, the project and the credentials from their usual environment variables.
 """
 

@@ -59,7 +59,7 @@ def test_a_folder_below_and_a_project_that_does_not_name_tracekit_have_no_option
         ("on-demand = true", " on-demand is not an option; did you mean on_demand?"),
         ("xyz = 1", f" xyz is not an option; known are {', '.join(sorted(OPTIONS))}"),
         ("limit = 3", " limit: '3' is not a size from 1MB on, such as 500MB or 2GB"),
-        ('steps = "20:"', " steps: 20:: name the end as well, such as 20:25"),
+        ('steps = "20:"', " steps: 20:: name the first step and the end, such as 20:25"),
         ('steps = "many"', " steps: many: give the first step and the one after the last, for example --steps 10:20"),
         ("steps = { from = 2 }", " steps must be one text or number, not {'from': 2}"),
         ('handlers = ["a", ""]', " handlers: 'a,' is not a list of names, such as a,b"),

@@ -121,7 +121,7 @@ def test_shares_of_the_function_are_checked(name: str) -> None:
 @pytest.mark.parametrize("share", ["x", "-1%", "100%", "nan", "1e999"])
 def test_wrong_share_of_the_command_is_exit_code_2(share: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["stragglers", f"--sure={share}", "x.json"])[0] == 2
-    assert "is no share from 0 to below 100%" in capsys.readouterr().err
+    assert "is not a share from 0 to below 100%" in capsys.readouterr().err
 
 
 def test_stall_is_reported_with_its_rank_stage_and_cost_and_warm_up_is_named(tmp_path: Path) -> None:

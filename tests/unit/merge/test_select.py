@@ -224,7 +224,7 @@ def test_the_window_counts_from_the_first_event_of_the_merge_or_from_the_epoch(
 
 def test_a_window_from_the_epoch_needs_a_clock(select: Any) -> None:
     events = [event("a"), event("b", 2 * SECOND_US)]
-    with pytest.raises(ConfigError, match="do not tell their clock"):
+    with pytest.raises(ConfigError, match="do not state their clock"):
         select(events, time_window=(BASE_NS, None))
     assert select(events, time_window=(1, None))[0] == ["b"]
 

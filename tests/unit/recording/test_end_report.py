@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from tracekit.recording import end_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -133,9 +133,13 @@ def test_the_next_command_merges_the_ranks_of_this_run(
     assert (tmp_path / "merged.json.gz").exists()
 
 
-def test_the_next_command_has_the_traces_of_torch_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("what", ["traces of torch", "children"])
+def test_the_next_command_has_other_traces_of_the_rank_as_well(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     with Profiler(JSONTraceHandler("traces/{run_id}/rank{rank}.json"), run_id="RUN") as profiler:
-        profiler.record_chrome_json_trace_file("traces/RUN/torch-rank0.json")
+        if what == "children":
+            Path("traces/RUN/rank0-worker0-77.json").touch()
+        else:
+            profiler.record_chrome_json_trace_file("traces/RUN/torch-rank0.json")
     assert capsys.readouterr().err.endswith(" Next: tracekit merge -o merged.json.gz traces/RUN/\n")
 
 

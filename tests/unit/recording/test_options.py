@@ -23,8 +23,9 @@ def test_profiler_and_its_options_have_the_same_names_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trace_handlers": "x"}, "trace_handlers must be a TraceHandler or a list of them, not 'x'"),
-        ({"trace_handlers": [MemoryTraceHandler]}, "trace_handlers must be a TraceHandler or a list of them, not .*"),
+        ({"trace_handlers": "x"}, r"trace_handlers must be a .*, not 'x'; JSONTraceHandler\('x'\) writes a file"),
+        ({"trace_handlers": [MemoryTraceHandler]}, r"trace_handlers must .*; call it: MemoryTraceHandler\(...\)"),
+        ({"trace_handlers": [SystemProfiler()]}, "trace_handlers must be .* not .*; pass it as sources="),
         ({"trace_handlers": [HANDLER, HANDLER]}, "trace_handlers names one TraceHandler twice"),
         ({"sources": [3]}, r"sources must be a Source or a list of them, not \[3\]"),
         ({"schedule": 3}, r"schedule must be a function of the Timestamp, such as cyclic_schedule\(...\), not 3"),

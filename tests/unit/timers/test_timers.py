@@ -255,6 +255,7 @@ def test_a_name_that_was_off_can_be_made_with_a_lower_level() -> None:
         ({"log_level": True}, "Timers: log_level must be a whole number"),
         ({"device": "gpu"}, "Timers: device must be one of"),
         ({"timeout": 0}, "Timers: timeout"),
+        ({"profiler": Profiler}, r"Timers: profiler must be a tracekit.Profiler, such as Profiler\(JSONTraceHandler\("),
         ({"name": ""}, "name must be text"),
         ({"name": 3}, "name must be text"),
     ],

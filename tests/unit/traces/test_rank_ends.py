@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 100.0
 END = {"ph": "M", "name": "tracekit_summary", "args": {}}
+DUMP = {"ph": "M", "name": "tracekit_dump", "args": {}}
 END_LINE = json.dumps(END, separators=(",", ":")).encode()
 
 
@@ -117,18 +118,23 @@ def test_handlers_write_where_their_companions_are(tmp_path: Path, monkeypatch: 
 
 
 def test_files_of_children_earlier_attempts_and_recorders_end_no_rank(tmp_path: Path) -> None:
-    dump = {"ph": "M", "name": "tracekit_dump", "args": {}}
     files = {
         "rank0": trace(0, END, attempt=1),
         "rank1-try0": trace(1, END, attempt=0),
         "rank1-worker": trace(1, END, attempt=1, parent_pid=1),
-        "rank1-dump": trace(1, dump, END, attempt=1),
+        "rank1-dump": trace(1, DUMP, END, attempt=1),
         "rank1.index": b'{"tracekit_index": 1, "run_id": "RUN", "rank": 1}',
     }
     write(tmp_path, **files)
     ends = look(tmp_path)
     assert ends.without_trace == [1]
     assert names(ends) == ["rank0.json", "rank1-try0.json", "rank1-worker.json"]
+
+
+def test_a_run_of_flight_recorders_ends_with_their_dumps(tmp_path: Path) -> None:
+    write(tmp_path, **{f"rank{rank}-0": trace(rank, DUMP, closed=rank == 0) for rank in range(2)})
+    ends = look(tmp_path)
+    assert (names(ends), ends.without_end) == (["rank0-0.json", "rank1-0.json"], [1])
 
 
 def test_files_of_another_run_are_left_out_or_refused(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_archive_counts_what_is_in_it(tmp_path: Path) -> None:
     assert counted_bytes(str(tmp_path / "a.zip")) == 150_000
 
     (tmp_path / "b.zip").write_bytes(b"nothing")
-    with pytest.raises(TraceFormatError, match=r"b\.zip: this is no zip archive"):
+    with pytest.raises(TraceFormatError, match=r"b\.zip: this is not a zip archive"):
         counted_bytes(str(tmp_path / "b.zip"))
 
 

@@ -179,7 +179,7 @@ class CutSlices:
         self._monotonic_base_ns: int | None = None
 
     def add(self, event: Event) -> None:
-        """Take the next event."""
+        """Add the next event."""
         phase = event.ph
         if phase == "M":
             self._take_metadata(event)

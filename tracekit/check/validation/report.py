@@ -248,7 +248,7 @@ class Findings:
     def add(
         self, rule: str, event: int | None, message: str, *, offset_bytes: int | None = None, count: int = 1
     ) -> None:
-        """Note that a rule is broken."""
+        """Record that a rule is broken."""
         self.total += count
         self._counts[rule] = self._counts.get(rule, 0) + count
         kept = self._kept.setdefault(rule, [])

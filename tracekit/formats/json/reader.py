@@ -351,7 +351,7 @@ class TraceReader(Window):
         if events is not None:
             self.at = events.start() if following is None else min(events.start(), following.start())
             return True
-        # Keys of events are no keys of the object.
+        # Keys of events are not keys of the object.
         if self._arrays and following and not _EVENT_START.search(self.text, self.at, following.start()):
             self.at = following.start()
             return True

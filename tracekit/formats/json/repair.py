@@ -146,7 +146,7 @@ def _repair_string(text: bytes, at: int, limit: int, after: re.Pattern[bytes], o
 
 
 def has_final_backslash(text: bytes) -> bool:
-    """Tell whether a text in some JSON ends with a backslash that is written as two."""
+    """Return True if a text in some JSON ends with a backslash that is written as two."""
     return _has_sign(text) and _FINAL.search(text) is not None
 
 

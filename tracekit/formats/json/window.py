@@ -164,7 +164,7 @@ class Window(Closing):
         return found + [Finding(kind, 0, count, "") for kind, count in sorted(self._stream.losses.items())]
 
     def _lose(self) -> None:
-        """Note that the file is unreadable from the present place on."""
+        """Record that the file is unreadable from the present place on."""
         if self._lost_from is None:
             self._look_ahead(_SHOWN_BYTES)
             self._lost_from, self._lost_event, self._phases = self._offset + self.at, self.events + 1, 0
@@ -178,7 +178,7 @@ class Window(Closing):
         return LostBytes(self._lost_from, length, events, self._begins[:length].decode(errors="replace"))
 
     def _found(self) -> None:
-        """Note that the file is readable again from the present place on."""
+        """Record that the file is readable again from the present place on."""
         if self._lost_from is None:
             return
         loss = self._loss()

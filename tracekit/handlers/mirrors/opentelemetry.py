@@ -47,7 +47,7 @@ class OpenTelemetryMirror(Mirror):
         self._last: tuple[Timestamp | None, dict[str, Any]] = None, {}
 
     def open(self, recording: Recording) -> None:
-        """Note the run id and the rank for the attributes of spans."""
+        """Record the run id and the rank for the attributes of spans."""
         process = recording.process
         self._identity = {"tracekit.run_id": process.run_id, "tracekit.rank": process.rank}
 

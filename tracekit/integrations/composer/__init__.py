@@ -6,7 +6,7 @@
   not be installed.
 
 The names are Composer's, with its arguments in its order; `SystemProfiler` and `TorchProfiler` are tracekit's own.
-`docs/coming_from/composer.md` says name by name what became of each, and what is better left behind.
+`docs/coming_from/composer.md` lists the replacement of each name, and the names to leave behind.
 """
 
 from __future__ import annotations

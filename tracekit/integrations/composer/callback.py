@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from tracekit.arguments import check_profiler
 from tracekit.integrations.batches import samples_in, tokens_in
 from tracekit.integrations.composer.handler import ComposerHandler, NoLogger
 from tracekit.integrations.slices import NestedMarkers
@@ -46,6 +47,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, profiler: Profiler, *, slices: bool = True) -> None:
+        check_profiler("TracekitCallback: profiler", profiler)
         super().__init__()
         self._profiler = profiler
         self._slices = slices
@@ -56,7 +58,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._batch_sizes = (0, 0)
 
     def run_event(self, event: Event, state: Any, logger: Any) -> None:
-        """Take any event of the Trainer."""
+        """Process any event of the Trainer."""
         if not self._seen:
             self._seen = True
             self._bind_handlers(state, logger)

@@ -59,10 +59,10 @@ class TraceHandler:
     process_counter_event = base.TraceHandler.process_counter_event
 
     def process_chrome_json_trace_file(self, filepath: Path) -> None:
-        """Take a finished Chrome JSON trace of this process; what is on a remote storage is a text."""
+        """Process a finished Chrome JSON trace of this process; what is on a remote storage is a text."""
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        """Take any of the events below but `close` and `post_close`; calls the method of its name."""
+        """Process any of the events below but `close` and `post_close`; calls the method of its name."""
         getattr(self, event.value)(state, logger)
 
     def init(self, state: Any, logger: Any) -> None:
@@ -136,7 +136,7 @@ class ComposerHandler(base.TraceHandler):
             setattr(self, name, getattr(handler, name))
 
     def bind(self, state: Any, logger: Any, event: Any) -> None:
-        """Take note of the Trainer that is recorded: its State, its Logger and the class of its events."""
+        """Store the Trainer that is recorded: its State, its Logger and the class of its events."""
         self._trainer_state, self._logger, self._event = state, logger, event
 
     def open(self, recording: Recording) -> None:

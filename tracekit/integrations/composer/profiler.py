@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tracekit")
 _OWN_CALLBACK: Final = "callback/TracekitCallback/"
-# How the names of the markers begin that Composer's engine asks for
+# Prefixes of the names of the markers that Composer's engine asks for
 _OF_ENGINE: Final = ("event/", "callback/", "algorithm/")
 
 
@@ -180,7 +180,7 @@ class Profiler:
     # ---- as in Composer -----------------------------------------------------------------------------------------------
 
     def bind_to_state(self, state: Any) -> None:
-        """Record a Trainer; which calls this itself.
+        """Record a Trainer, which calls this.
 
         The recording starts with the first event of the Trainer or with the first marker of the user, whichever comes first.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracekit import privacy, storage
-from tracekit.arguments import check_path, check_whole
+from tracekit.arguments import check_path, check_profiler, check_whole
 from tracekit.clock import SYSTEM_CLOCK, Clock
 from tracekit.distributed import detect_process
 from tracekit.errors import ConfigError
@@ -101,7 +101,12 @@ class JaxProfiler:
         del data_module
         config = JaxProfilerConfig() if config is None else config
         if not isinstance(config, JaxProfilerConfig):
-            raise ConfigError(f"JaxProfiler: config must be a JaxProfilerConfig, not {config!r}")
+            raise ConfigError(
+                f"JaxProfiler: config must be a JaxProfilerConfig, not {config!r}; pass a Profiler as profiler= "
+                "and a folder as log_path="
+            )
+        if profiler is not None:
+            check_profiler("JaxProfiler: profiler", profiler)
         self._jax = import_jax()
         self.config = config
         self.log_dir = _log_dir(config, trainer, log_path)
@@ -198,7 +203,7 @@ class JaxProfiler:
         samples: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Note that a step is over; call it after each.
+        """Record that a step is over; call it after each.
 
         Args:
             step_metrics: The result of the step; a trace ends when these arrays are computed. Not used otherwise.

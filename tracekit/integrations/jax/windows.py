@@ -53,7 +53,7 @@ class Windows:
         self.agreed = False  # several processes must agree: `announce` begins a trace, and the time alone does not
         self.first_step: int | None = None  # the running trace began after this step
         self.last_ns = 0  # start of the time until the next trace, by the monotonic clock
-        self._config = config  # a JaxProfilerConfig, which is defined with what it makes
+        self._config = config  # a JaxProfilerConfig, which is defined next to the class that it makes
         self._last_step = 0
         self._end_step = 0
         self._first_is_due = True
@@ -94,14 +94,14 @@ class Windows:
         return (self._first_is_due and step >= first) or (every > 0 and step > first and (step - first) % every == 0)
 
     def started(self) -> None:
-        """Note that a trace begins."""
+        """Record that a trace begins."""
         self.first_step = self._last_step
         self._end_step = self._last_step + self._config.profile_n_steps
         self._first_is_due = self._first_is_due and self._last_step < self._config.profile_first_step
         self._is_repeated, self._repeat = self._repeat, False
 
     def ended(self, now_ns: int, *, early: bool = False) -> Held:
-        """Note that the trace has ended, or could not begin. One that ended early is begun once more, but only once."""
+        """Record that the trace has ended, or could not begin. One that ended early is begun once more, but only once."""
         assert self.first_step is not None, "started before"
         wanted = self._end_step - self.first_step
         held = min(max(self._last_step - self.first_step, 0), wanted)

@@ -75,6 +75,8 @@ class TracekitProfiler(ActionSlices, LightningProfiler):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         LightningProfiler.__init__(self, dirpath=dirpath, filename=filename)
+        if dirpath is not None:
+            check_path("TracekitProfiler: dirpath", dirpath)
         ActionSlices.__init__(self, clock, strict=True)
         self.extended = extended
         self.dump_stats = dump_stats
@@ -162,10 +164,12 @@ class TracekitCallback(RunCallback):
         **options: Any,
     ) -> None:
         super().__init__()
+        trace = options.pop("profiler", trace)  # as the callbacks of other frameworks take it
         if trace is not None and not isinstance(trace, str | os.PathLike) and not callable(trace):
             raise ConfigError(
                 "TracekitCallback: trace is a file name, or a function that makes trace handlers for every run of the "
-                f"Trainer, such as lambda: [JSONTraceHandler(...), ...], not {trace!r}"
+                f"Trainer, such as lambda: [JSONTraceHandler(...), ...], not {trace!r}. To record with a Profiler of yours, "
+                "start it around the run of the Trainer, and leave trace out"
             )
         self._trace = trace
         self._schedule = schedule
@@ -349,7 +353,7 @@ class TracekitCallback(RunCallback):
 
 
 def records_hooks(trainer: Any) -> bool:
-    """Tell whether everything that Lightning does gets a slice already."""
+    """Return True if everything that Lightning does gets a slice already."""
     return isinstance(trainer.profiler, TracekitProfiler) or any(
         isinstance(callback, TracekitCallback) and callback.hooks for callback in trainer.callbacks
     )

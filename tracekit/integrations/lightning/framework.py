@@ -46,7 +46,7 @@ if not TYPE_CHECKING:
 
 
 def device_waits(device: Any) -> Callable[[], None] | None:
-    """Return a function that waits until a ``torch.device`` has done all of its work, or None if there is none."""
+    """Return a function that waits until a ``torch.device`` has done all of its work, or None if it has no such function."""
     import torch
 
     module = getattr(torch, device.type, None)

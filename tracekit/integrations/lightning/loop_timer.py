@@ -210,7 +210,7 @@ class LoopTimer:
             self._epoch["train"].within[name].add(passed_ns)
 
     def start(self, action_name: str) -> None:
-        """Note the start of an action of Lightning."""
+        """Record the start of an action of Lightning."""
         if threading.get_ident() != self._thread:
             return
         action = action_of(action_name)
@@ -230,7 +230,7 @@ class LoopTimer:
             self.pause(_STEP)
 
     def stop(self, action_name: str) -> None:
-        """Note the end of an action, and of those that began within it."""
+        """Record the end of an action, and of those that began within it."""
         if threading.get_ident() != self._thread:
             return
         hook = action_of(action_name).hook
@@ -304,7 +304,7 @@ def chosen_keys(keys: Sequence[object], *, details: bool) -> list[str]:
     if unknown:
         raise ConfigError(
             f"TimeProfiler has no key {', '.join(map(repr, unknown))}; its keys are {', '.join(map(repr, ALL_KEYS))}, of "
-            f"which the first {len(DEFAULT_KEYS)} are always on, and True stands for the {len(OPTIONAL_KEYS)} after them"
+            f"which the first {len(DEFAULT_KEYS)} are always on, and True selects the {len(OPTIONAL_KEYS)} after them"
         )
     chosen = {*DEFAULT_KEYS, *(key for key in keys if isinstance(key, str))}
     chosen.update(OPTIONAL_KEYS if any(key is True for key in keys) else (), DETAIL_KEYS if details else ())

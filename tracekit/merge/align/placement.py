@@ -62,7 +62,7 @@ def place(
     """Find the base of the merged trace and what to add to the times of each input.
 
     The base is the point of Kineto's grid before the earliest event, so that numbers stay small enough to be exact as
-    doubles and traces of one quarter of a year need no shift. Inputs that do not tell their clock, and that no collective
+    doubles and traces of one quarter of a year need no shift. Inputs without a stated clock, and that no collective
     places, begin with the earliest of those that do, and a warning says so; when none tells it, their times stay as they are.
     """
     by_hand = dict(offsets_ns or {})

@@ -133,7 +133,7 @@ _COLLECTIVES: Final = (b'"nccl', b'"rccl', b'"msccl')
 _DISPLAY: Final = (CPU, GPU, DEVICE, CHILD, OVERHEAD, PROFILER)
 _SEPARATOR: Final = " · "
 _ROLE: Final = re.compile(r" \(([a-z0-9, ]+)\)")
-_SYNTHETIC: Final = 2**30  # from here on tracekit numbers rows of its own
+_SYNTHETIC: Final = 2**30  # first number of the rows that tracekit adds
 _PROCESSES_OF_RANK: Final = 1000
 _LAST_PROCESSES: Final = 10**9
 

@@ -97,7 +97,7 @@ class UnitTracks:
         self._orders: dict[int, int] = {}
 
     def begin_input(self, item: UnitInput) -> None:
-        """Take the next input."""
+        """Begin the next input."""
         now = _InputTracks(item)
         self._inputs.append(now)
         self.places = {}
@@ -142,7 +142,7 @@ class UnitTracks:
         return process.pid, padded_tid(own_tid if known is None else known.tid)
 
     def takes_metadata(self, event: Event) -> bool:
-        """Note what a metadata event says of names; return True if the event is to be written now."""
+        """Record what a metadata event says of names; return True if the event is to be written now."""
         now = self._inputs[-1]
         if now.source.passes:
             return self._passes(now, event)
@@ -169,7 +169,7 @@ class UnitTracks:
         return kept, left_out
 
     def note_work(self, log: int, work: int) -> None:
-        """Note the kinds of work seen on a track."""
+        """Record the kinds of work seen on a track."""
         found = self._logs[log]
         if found is not None:
             found[1].work |= work
@@ -289,7 +289,7 @@ class UnitTracks:
         return True
 
     def declare(self, events: Iterable[NamedEvent]) -> None:
-        """Note the names and sort indexes in metadata that the merge writes anew."""
+        """Record the names and sort indexes in metadata that the merge writes anew."""
         now = self._inputs[-1]
         for event in events:
             declared = now.declared.get(event.pid) or now.declared[raw_number(event.pid)]

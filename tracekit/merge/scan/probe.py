@@ -280,7 +280,7 @@ class _Survey:
         self._seen: set[tuple[Any, Any]] = set()
 
     def take(self, run: list[Event]) -> None:
-        """Look at a run of events."""
+        """Process a run of events."""
         events = []
         for event in run:
             if event.ph == "M":

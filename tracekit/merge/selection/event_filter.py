@@ -178,7 +178,7 @@ class _FileJudge:
         self._flows: dict[tuple[bytes, bytes, bytes], list[tuple[int, str]]] = defaultdict(list)
 
     def note_names(self, run: list[Event]) -> None:
-        """Note where the wanted names are, for the slices around them; to be called for all runs before `take`."""
+        """Record where the wanted names are, for the slices around them; to be called for all runs before `take`."""
         assert self._chosen.names is not None
         for event in run:
             time = time_field(event.ts)

@@ -112,7 +112,7 @@ class Selection(Struct, frozen=True):
         return replace(self, ranks=None, exclude_categories=tuple(self.exclude_categories)) != Selection()
 
     def wants_rank(self, rank: int) -> bool:
-        """Tell whether a rank is taken."""
+        """Return True if a rank is taken."""
         return self.ranks is None or rank in self.ranks
 
     def window_ns(self, base_ns: int, start_ns: int) -> tuple[int | None, int | None]:
@@ -136,7 +136,7 @@ def _moment_ns(moment: Moment | None, base_ns: int, start_ns: int) -> int | None
         return start_ns + round(Decimal(moment) * 10**9)
     if not base_ns:
         raise ConfigError(
-            "--time-window: the inputs do not tell their clock, so give the window in seconds from their start"
+            "--time-window: the inputs do not state their clock, so give the window in seconds from their start"
         )
     return int(moment) - base_ns
 

@@ -60,7 +60,7 @@ class _ProcessSteps(Struct):
         return {batch for _, batch in self.changes} or set(self.profiler)
 
     def add_step(self, number: int, start: int, end: int) -> None:
-        """Note one ``ProfilerStep``."""
+        """Record one ``ProfilerStep``."""
         low, high = self.profiler.get(number, (start, end))
         self.profiler[number] = min(low, start), max(high, end)
 

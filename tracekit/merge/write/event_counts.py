@@ -55,7 +55,7 @@ class EventCounts:
         self._written_twice: list[int] = []
 
     def take(self, unit: UnitResult) -> None:
-        """Note what became of a unit."""
+        """Record what became of a unit."""
         total = self.total
         total.added += unit.added
         total.moved += unit.moved
@@ -133,7 +133,7 @@ class JoinedFrames:
         self._bytes = 0
 
     def take(self, frames: Mapping[str, bytes]) -> None:
-        """Take in frames: the JSON text of each by its id, as `tracekit.formats.stack_frames.StackFrames` has them."""
+        """Add frames: the JSON text of each by its id, as `tracekit.formats.stack_frames.StackFrames` has them."""
         for name in sorted(frames):
             if name in self._frames:
                 continue

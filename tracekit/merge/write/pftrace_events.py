@@ -75,7 +75,7 @@ class EventRecords:
         self._flow_offset = flow_offset
 
     def add(self, event: Event) -> None:
-        """Take an event other than metadata."""
+        """Process an event other than metadata."""
         phase: Any = event.ph
         pid: Any = event.pid
         tid: Any = event.tid

@@ -122,7 +122,7 @@ class PacketStore:
         self._pieces: Iterator[bytes] | None = None
 
     def encode(self, text: bytes, at: int) -> tuple[int, int]:
-        """Return where the events begin and end that the caller must `add`: all of them."""
+        """Return the range of the events that the caller must `add`: all of them."""
         return at, len(text)
 
     def intern(self, table: int, text: bytes) -> int:
@@ -140,7 +140,7 @@ class PacketStore:
     def add(
         self, kind: int, uuid: int, pid: int, start_ns: int, end_ns: int, category: bytes, name: bytes, rest: bytes
     ) -> None:
-        """Take a record. The name of a counter is that of its track, its category its unit; both are in UTF-8."""
+        """Add a record. The name of a counter is that of its track, its category its unit; both are in UTF-8."""
         self._order += 1
         track = self._tracks.get(uuid)
         if track is None:

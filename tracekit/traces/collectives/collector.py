@@ -113,7 +113,7 @@ class CollectiveCollector:
         self._roles: dict[Any, dict[str, list[Any]]] = {}  # by pid, as ranks may be known later, and by role
 
     def add(self, event: Event) -> None:
-        """Look at one event."""
+        """Process one event."""
         name, start, length = raw_field(event.name), time_field(event.ts), time_field(event.dur)
         if event.ph != "X" or start is None or length is None or length < 0:
             return

@@ -90,7 +90,7 @@ class RecordingProcess:
             file.skip()  # it is older than the events that were read
 
     def remove(self, file: FileTail) -> None:
-        """Note that a file is gone. The last one stays in the states."""
+        """Record that a file is gone. The last one stays in the states."""
         self.vanished = file is self.newest
         self._removed.append(file)
         if len(self.files) > 1:
@@ -161,7 +161,7 @@ class KnownFile(Struct):
     """A file with a head that was read."""
 
     entry: Entry  # the list entry of the file at that time
-    what: Head | Index | OtherTrace | str | None  # its head; None if it is no trace, a sentence if it cannot be read
+    what: Head | Index | OtherTrace | str | None  # its head; None if it is not a trace, a sentence if it cannot be read
     read: tuple[RecordingProcess, FileTail] | None = None  # its process and its content, if it is read
 
 
@@ -296,7 +296,7 @@ class FileCatalog:
                 yield entry, None if isinstance(what, int) else what
 
     def _forget(self, path: str) -> None:
-        """Note that a file is gone, or is another one now."""
+        """Record that a file is gone, or is another one now."""
         known = self.files.pop(path, None)
         if known is not None:
             self.version += 1

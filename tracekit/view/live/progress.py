@@ -47,7 +47,7 @@ class ProgressTracker:
     def __init__(self, labels: Labels, max_slices: int) -> None:
         self.accounts = Accounts()  # the summary and the gaps of the process
         self._labels = labels  # shared by all processes
-        self._max_slices = max_slices  # of a step; the oldest of more are no stages
+        self._max_slices = max_slices  # of a step; of more, the oldest do not count as stages
         self._writer = RowWriter(self, lambda event: None, self)
         self._tracks: dict[tuple[bytes, bytes], int] = {}
         self._threads: list[_Thread] = []
@@ -75,7 +75,7 @@ class ProgressTracker:
             thread.open.clear()
 
     def take(self, events: Sequence[Event], base_ns: int) -> None:
-        """Take the next events of a file, with times relative to ``base_ns``."""
+        """Process the next events of a file, with times relative to ``base_ns``."""
         self._result = None
         if base_ns != self._base_ns:
             self._base_ns = base_ns

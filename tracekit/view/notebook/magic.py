@@ -47,6 +47,7 @@ def load_ipython_extension(ipython: Any) -> None:
     written: dict[str, set[str]] = {}
 
     def record(line: str, cell: str) -> None:
+        """Record a cell and show where its time goes: ``%%tracekit [-o FILE]``; ``-o`` also keeps the trace."""
         _record(ipython, line, cell, written)
 
     ipython.register_magic_function(record, magic_kind="cell", magic_name=_NAME)

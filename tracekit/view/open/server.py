@@ -163,7 +163,7 @@ class OneFileServer:
         return Answer(b"", "text/plain") if path == self._done_path else None
 
     def sent(self, path: str, answer: Answer) -> None:
-        """Note that an answer has arrived whole."""
+        """Record that an answer has arrived whole."""
         # The page passes the trace on, and reports it; the UI has it at once.
         to_ui = self._ui.folder is not None or "Access-Control-Allow-Origin" in answer.headers
         if path == self._done_path or (to_ui and answer.content is self._trace):
@@ -171,7 +171,7 @@ class OneFileServer:
         self.note_request()
 
     def note_request(self) -> None:
-        """Note that a browser is there."""
+        """Record that a browser is there."""
         self._asked.set()
 
     def _page(self) -> Answer:

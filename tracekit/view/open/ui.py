@@ -87,7 +87,7 @@ class TimelinePart(Struct, frozen=True):
         commands: Sequence[Mapping[str, object]] = STARTUP_COMMANDS
         if self.track:
             words = _SPECIAL.sub(r"\\\g<0>", self.track)  # for JavaScript, unlike re.escape
-            if self.track[-1].isascii() and self.track[-1].isalnum():  # for JavaScript, other letters are no words
+            if self.track[-1].isascii() and self.track[-1].isalnum():  # for JavaScript, other letters do not form words
                 words += r"\b"  # rank 3 is not rank 30
             commands = [{**command, "args": [words]} for command in STARTUP_COMMANDS]
         given = {"startupCommands": json.dumps(commands, separators=(",", ":"))}
@@ -129,7 +129,7 @@ def counted_bytes(path: str, limit_bytes: int = BROWSER_LIMIT_BYTES) -> int:
             with zipfile.ZipFile(path) as archive:
                 return sum(member.file_size for member in archive.infolist())
         except zipfile.BadZipFile as error:
-            raise TraceFormatError(path, f"this is no zip archive: {error}") from error
+            raise TraceFormatError(path, f"this is not a zip archive: {error}") from error
     with ByteStream(path) as stream:
         if not stream.compressed:
             return size_bytes(path) or 0

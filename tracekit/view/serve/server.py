@@ -142,7 +142,7 @@ class HeaderTimeoutProtocol(asyncio.Protocol):
             self._timer = self._loop.call_later(_HEAD_S, lambda: transport.is_closing() or transport.abort())
 
     def stop(self) -> None:
-        """Expect nothing: the head of a request is whole, or the connection has ended."""
+        """Stop the timeout: the head of a request is whole, or the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -164,7 +164,7 @@ class Service:
             return None
         of_run, inputs, link = found
         if not inputs.names:
-            raise TracekitError(f"{of_run.name}: there is no trace that could be merged")
+            raise TracekitError(f"{of_run.name}: it holds no trace to merge")
         with self._lock:
             self._merging[link] = inputs.key
         if self._store.find(inputs.key) is None:
