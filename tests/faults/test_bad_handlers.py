@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults import Child, left_in, opened, opens
 from tests.faults.test_kills import assert_all_delivered_is_there, wait_for_deliveries
-from tracekit import MemoryTraceHandler, Profiler, TraceHandler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.faults import Remains
     from tests.perfetto import Engine
-    from tracekit.events import EventBatch
 
 RAISERS = {
     "everywhere": "RaisesAlways()",
@@ -133,31 +129,3 @@ def test_stop_waits_no_longer_than_it_was_told_and_the_process_ends(tmp_path: Pa
         assert "did not finish within 1 s" in child.errors
         remains = opened(engine, tmp_path)
         assert remains.values("n", "n") == list(range(1000))
-
-
-@pytest.mark.parametrize("on_full", ["drop_newest", "drop_oldest"])
-def test_a_handler_that_hangs_collects_no_calls(on_full: str) -> None:
-    blocked, over = threading.Event(), threading.Event()
-
-    class Hangs(TraceHandler):
-        def process_events(self, batch: EventBatch) -> None:
-            blocked.set()
-            over.wait()
-
-    profiler = Profiler(
-        [Hangs(), MemoryTraceHandler()], rank=0, max_buffered_events=300, on_full=on_full, shutdown_timeout=0.1
-    )
-    with profiler:
-        marker, writer = profiler.marker("a"), profiler._writer
-        assert writer is not None
-        thread = writer._handler_threads[0]
-        for number in range(100):
-            for _ in range(40):
-                marker.instant()
-            if number == 0:
-                assert blocked.wait(30)
-                thread.busy_since_s -= 1  # recording threads no longer wait for it
-            writer.look_after(time.monotonic_ns())
-        assert len(thread._calls) < 10
-    over.set()
-    assert profiler.stats.dropped

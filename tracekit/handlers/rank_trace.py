@@ -360,12 +360,7 @@ class RankTrace:
     def write_whole(
         self, timestamp: Timestamp, metadata: Iterable[tuple[str, Mapping[str, Any]]], batches: Iterable[EventBatch]
     ) -> Segment:
-        """Write a segment of these events.
-
-        Raises:
-            ConfigError: Every name is taken.
-            StorageError: The file cannot be made, or somebody has spoiled it while it was written.
-        """
+        """Write a segment of these events. Raises as `begin`, and StorageError if it was spoiled while it was written."""
         segment = self.begin(timestamp)
         self._pending += [self._encoder.metadata(name, args) for name, args in metadata]
         for batch in batches:

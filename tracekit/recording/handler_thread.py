@@ -289,7 +289,7 @@ class HandlerThread:
     def _deliver_held(self, call: _Call) -> None:
         """Let the events that are held for their order make room; the writer posts no round while it waits."""
         if self._order is not None:
-            self.post_round(call.batch.cut_ns, flush=False)
+            self.post_round(call.batch.cut_ns, flush=True)
 
     def _exceeded(self, call: _Call) -> str:
         """Return the limit that a batch exceeds."""
