@@ -22,14 +22,15 @@ def import_extra(name: str, extra: str, purpose: str, package: str | None = None
         package: The name to install it by; None is that of the module.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: It is not installed, or cannot be imported.
     """
     try:
         return importlib.import_module(name)
-    except ImportError:
+    except ImportError as error:
         from tracekit.errors import MissingExtraError  # here: see `_act`
 
-        raise MissingExtraError(package or name, extra, purpose) from None
+        broken = "" if isinstance(error, ModuleNotFoundError) else f", which cannot be imported ({error})"
+        raise MissingExtraError(f"{package or name}{broken}", extra, purpose) from None
 
 
 def require_extra(verb: str, *modules: str) -> None:

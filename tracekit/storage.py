@@ -429,6 +429,16 @@ def temporary_file(folder: str | Path, name: str) -> tuple[int, str]:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), path
 
 
+def name_temporary(temporary: str, path: Path) -> None:
+    """Give a temporary file its name. A link, unlike a rename, does not replace a file that somebody else made meanwhile."""
+    try:
+        os.link(temporary, path)
+    except OSError:
+        if os.path.lexists(path):
+            raise
+        os.rename(temporary, path)  # a file system without links
+
+
 def _temporary_folder() -> Path:
     import tempfile  # here: a recording into local files needs none
 

@@ -110,3 +110,18 @@ def test_what_a_slow_handler_misses_is_counted_for_it_and_the_others_miss_nothin
         assert remains.count("XE", "work") + remains.count("C", "n") == emitted
         assert child.tally[5] > 0
         assert child.tally[4] + child.tally[5] == emitted
+
+
+def test_blocking_waits_for_no_event_that_is_held_for_its_order(tmp_path: Path) -> None:
+    program = """
+        from tracekit import TraceHandler
+        class One(TraceHandler):
+            def process_instant_event(self, *_):
+                tally[1] += 1
+        with profiler_of("t.json", One(), max_buffered_events=300, on_full="block", record_batches=False) as profiler:
+            for _ in range(1000):
+                profiler.marker("a").instant()
+        assert tally[1] == 1000, profiler.stats
+    """
+    with Child(program, tmp_path) as child:
+        assert child.end() == 0, child.errors

@@ -83,8 +83,8 @@ class TraceHandler:
     `close` share one deadline, the profiler's ``shutdown_timeout``.
 
     Order: no event or hook is delivered after one with a later time, over all threads. For that, events and hooks are held for
-    200 ms; only `Profiler.flush` and `Profiler.stop` deliver all immediately. If a thread is suspended for longer between
-    reading the clock and recording, its event comes late and is counted in ``Summary.failures``.
+    200 ms; only `Profiler.flush`, `Profiler.stop` and a full buffer deliver all immediately. If a thread is suspended for
+    longer between reading the clock and recording, its event comes late and is counted in ``Summary.failures``.
     The slice of a batch starts when the batch is known to have begun (see `batch_start`), or at the end of the last batch where
     nothing later has been delivered yet. The slice of a batch that is running at the end of the recording is finished there.
     Handlers that override `process_events` get the slices of whole batches only.

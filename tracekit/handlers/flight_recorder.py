@@ -245,15 +245,9 @@ class FlightRecorder(TraceHandler):
     def _write(self, reasons: list[str]) -> None:
         assert self._timestamp is not None
         ring = self._ring
-        trace = self._trace
-        trace.begin(self._timestamp)
-        trace.write_metadata(DUMP_EVENT, {"reasons": reasons, "events": ring.events, "dropped": ring.dropped})
-        for name, args in list(self._metadata):
-            trace.write_metadata(name, args)
-        for batch in ring.batches():
-            trace.write_events(batch)
-        segment = trace.finish()
-        trace.make_room()
+        cause = {"reasons": reasons, "events": ring.events, "dropped": ring.dropped}
+        metadata = [(DUMP_EVENT, cause), *self._metadata]
+        segment = self._trace.write_whole(self._timestamp, metadata, ring.batches())
         path = segment.file.path
         if segment.lost_events:
             logger.warning("tracekit: %s lacks %d events that could not be written", path, segment.lost_events)

@@ -13,7 +13,7 @@ except ImportError:  # pragma: no cover - not on this system
     fcntl = None  # type: ignore[assignment]
 
 from tracekit.errors import ConfigError, StorageError
-from tracekit.storage import PRIVATE_MODE, make_folders, temporary_file
+from tracekit.storage import PRIVATE_MODE, make_folders, name_temporary, temporary_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,19 +59,13 @@ class LiveFile:
             raise StorageError(f"{name}: cannot be written: {error.strerror or error}") from error
 
     def _create(self, head: bytes, mode: int) -> None:
-        # Under a temporary name first, so that nobody ever sees a file without its metadata. A link, unlike a rename, does not
-        # replace a file that somebody else made meanwhile.
+        # Under a temporary name first, so that nobody ever sees a file without its metadata.
         self._descriptor, temporary = temporary_file(self.path.parent, self.path.name)
         try:
             os.fchmod(self._descriptor, mode)  # exactly this mode, independent of the umask
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
             self.write(head)
-            try:
-                os.link(temporary, self.path)
-            except OSError:
-                if self.path.exists():
-                    raise
-                os.rename(temporary, self.path)  # a file system without links
+            name_temporary(temporary, self.path)
         except OSError:
             os.close(self._descriptor)
             raise

@@ -38,7 +38,7 @@ from tracekit.storage import PRIVATE_MODE, basename, is_remote
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from tracekit.arguments import StrPath
     from tracekit.clock import Anchor, ClockOffset, ClockStep
@@ -95,7 +95,7 @@ class RankTrace:
     number of lost events and their time range, and the missing starts and finishes of long slices are written. The
     head of the file has the number of lost events in addition, in case the disk stays full.
 
-    `write` begins the segments that it needs. `begin`, `write_events` and `finish` write one segment.
+    `write` begins the segments that it needs. `write_whole` writes one segment.
 
     Args:
         name: The template of the file names.
@@ -355,6 +355,23 @@ class RankTrace:
         if self.segment is not None:
             self._end_segment(self._delivered_ns)
         self._start(segment, timestamp, tables)
+        return segment
+
+    def write_whole(
+        self, timestamp: Timestamp, metadata: Iterable[tuple[str, Mapping[str, Any]]], batches: Iterable[EventBatch]
+    ) -> Segment:
+        """Write a segment of these events. Raises as `begin`, and StorageError if it was spoiled while it was written."""
+        segment = self.begin(timestamp)
+        self._pending += [self._encoder.metadata(name, args) for name, args in metadata]
+        for batch in batches:
+            self.write_events(batch)
+        is_spoiled = segment.file.gone or segment.file.truncated
+        self.finish()
+        if is_spoiled:
+            self.paths.remove(segment.name)
+            self._used.discard(segment.name)
+            raise StorageError(f"{segment.file.path}: was removed, replaced or truncated while it was written")
+        self.make_room()
         return segment
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> Segment:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracekit.storage import temporary_file
+from tracekit.storage import name_temporary, temporary_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,12 +46,7 @@ def pack(plain: Path, packed: Path, stopped: Callable[[], bool] = lambda: False)
                 if stopped():
                     return False
                 out.write(piece)
-        try:
-            os.link(temporary, packed)  # unlike a rename, it does not replace another file
-        except OSError:
-            if os.path.lexists(packed):
-                raise
-            os.rename(temporary, packed)  # a file system without links
+        name_temporary(temporary, packed)
     finally:
         Path(temporary).unlink(missing_ok=True)
     try:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from tracekit.recording.buffer import RecordBuffer
+    from tracekit.recording.inline import InlineHandlers
     from tracekit.recording.lanes import OpenSlice
-    from tracekit.recording.marker import MarkerObserver
     from tracekit.recording.schedule import ProfilerAction
 
 # Above this number of awake markers, the writer sends unused ones to sleep. Every flush visits all awake markers.
@@ -46,7 +46,7 @@ class AttachedMarkers:
     """
 
     def __init__(self, buffer: RecordBuffer, clock: Callable[[], int]) -> None:
-        self.observer: MarkerObserver | None = None
+        self.observer: InlineHandlers | None = None
         self._buffer = buffer
         self._classes = marker_classes(clock)
         self._task_tracks = TaskTracks(buffer)

@@ -48,7 +48,7 @@ class ClockWatch:
 
 def _describe(step: ClockStep) -> str:
     if not step.suspended_ns:
-        return f"the wall clock was set by {step.step_ns / 1e9:+.3f} s"
+        return f"the wall clock was set by {step.step_ns / 1e9:+.4f} s"
     set_ns = step.step_ns - step.suspended_ns
     told = f"the machine was suspended for {step.suspended_ns / 1e9:.3f} s"
-    return told if abs(set_ns) < 1_000_000 else f"{told}, and the wall clock was set by {set_ns / 1e9:+.3f} s"
+    return told if abs(set_ns) < 1_000_000 else f"{told}, and the wall clock was set by {set_ns / 1e9:+.4f} s"

@@ -57,10 +57,10 @@ def _line(process: ProcessInfo, handlers: Sequence[TraceHandler], summary: Summa
     failed = f", {counted(failures, 'failure')}" if failures else ""
     what = without_secrets(paths[0]) if len(paths) == 1 else counted(len(paths), "file")
     merged = next(filter(None, (getattr(handler, "merged_path", None) for handler in written)), None)
-    if merged is None:
-        return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. Next: {_command(process, paths, others)}"
-    command = f"tracekit open {shell_word(merged)}"
-    return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. Merging into {merged}. Next: {command}"
+    then = f"Next: {_command(process, paths, others)}"
+    if merged is not None:
+        then = f"Merging into {merged}. Next: tracekit open {shell_word(merged)}"
+    return f"tracekit: {who}wrote {what}: {events}, {lost}{failed}. {then}"
 
 
 def _command(process: ProcessInfo, paths: list[str], others: list[str]) -> str:

@@ -212,6 +212,8 @@ class HandlerThread:
         call.batch = batch
         if self.waiting_events and not self._fits(call):
             self._make_room(call)
+            if not call.batch:  # a handler that hangs must not collect empty batches
+                return
         if self._order is not None:
             call.size_bytes += _HELD_BYTES * call.events
         with self._lock:
@@ -261,9 +263,11 @@ class HandlerThread:
 
     def _make_room(self, call: _Call) -> None:
         """Apply ``on_full``: wait for room, drop waiting events, or drop events of this batch."""
+        self._deliver_held(call)
         if self._on_full == "block":
             while self.waiting_events and not self.is_given_up and not self._fits(call):
                 time.sleep(_ROOM_CHECK_S)
+                self._deliver_held(call)
         elif self._on_full == "drop_newest":
             left_bytes = max(0, self._limit_bytes - self.waiting_bytes)
             by_bytes = left_bytes * call.events // max(1, call.size_bytes)
@@ -279,6 +283,13 @@ class HandlerThread:
                         self._thin(waiting, 0, self._exceeded(call))
                         self.waiting_events -= before_events - waiting.events
                         self.waiting_bytes -= before_bytes - waiting.size_bytes
+                        if not waiting.batch:
+                            self._calls.remove(waiting)
+
+    def _deliver_held(self, call: _Call) -> None:
+        """Let the events that are held for their order make room; the writer posts no round while it waits."""
+        if self._order is not None:
+            self.post_round(call.batch.cut_ns, flush=True)
 
     def _exceeded(self, call: _Call) -> str:
         """Return the limit that a batch exceeds."""

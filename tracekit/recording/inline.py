@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tracekit.handlers.mirrors.mirror import Mirror, Moment
 from tracekit.recording.failures import FailureLimit
-from tracekit.recording.marker import Marker, MarkerObserver
 from tracekit.recording.one_step import outside_step
 
 if TYPE_CHECKING:
@@ -18,6 +17,13 @@ if TYPE_CHECKING:
     from tracekit.recording.failures import Failures
 
 
+class Named(Protocol):
+    """A marker."""
+
+    name: str
+    categories: tuple[str, ...]
+
+
 def observer_of(
     handlers: list[TraceHandler], timestamps: Timestamps, timeline: Timeline, failures: Failures
 ) -> InlineHandlers | None:
@@ -26,7 +32,7 @@ def observer_of(
     return InlineHandlers(telling, timestamps, timeline, failures) if telling else None
 
 
-class InlineHandlers(MarkerObserver):
+class InlineHandlers:
     """Calls inline handlers on the recording thread. Disables a handler that fails ten times in a row."""
 
     def __init__(
@@ -44,13 +50,18 @@ class InlineHandlers(MarkerObserver):
         for mirror in self._mirrors:
             mirror.now = self._now
 
-    def _call(self, handler: TraceHandler, method: str, *args: Any) -> None:
-        try:
-            getattr(handler, method)(*args)
-        except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
-            self._failed(handler, method, error)
-        else:
-            self._limits[id(handler)].succeeded()
+    def _tell(
+        self, method: str, marker: Named, monotonic_ns: int, first: tuple[Any, ...] = (), last: tuple[Any, ...] = ()
+    ) -> None:
+        """Call a method of the handlers that are not mirrors; ``first`` and ``last`` are around its times."""
+        for handler in self._handlers:
+            timestamp, wall_ns = self._timestamps.at(monotonic_ns), monotonic_ns + self._offset_ns
+            try:
+                getattr(handler, method)(marker.name, marker.categories, *first, timestamp, wall_ns, *last)
+            except Exception as error:  # noqa: BLE001 - a handler's failure must not reach training
+                self._failed(handler, method, error)
+            else:
+                self._limits[id(handler)].succeeded()
 
     def _failed(self, handler: TraceHandler, method: str, error: Exception) -> None:
         limit = self._limits[id(handler)]
@@ -66,14 +77,6 @@ class InlineHandlers(MarkerObserver):
     def _now(self) -> Moment:
         return self._moment(self._clock())
 
-    def _slice(self, marker: Marker, monotonic_ns: int, is_start: bool) -> None:
-        if self._handlers:
-            timestamp, wall_ns = self._timestamps.at(monotonic_ns), monotonic_ns + self._offset_ns
-            for handler in self._handlers:
-                self._call(
-                    handler, "process_duration_event", marker.name, marker.categories, is_start, timestamp, wall_ns
-                )
-
     @outside_step
     def is_idle(self) -> bool:
         """Return True if all handlers are mirrors and none of them is listening."""
@@ -88,9 +91,9 @@ class InlineHandlers(MarkerObserver):
         return True
 
     @outside_step
-    def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
+    def begin(self, marker: Named, track: int, monotonic_ns: int) -> None:
         """Pass the start of a slice to the handlers."""
-        self._slice(marker, monotonic_ns, is_start=True)
+        self._tell("process_duration_event", marker, monotonic_ns, (True,))
         for mirror in self._mirrors:
             try:
                 key = (track, monotonic_ns, marker.name, marker.categories)
@@ -99,7 +102,7 @@ class InlineHandlers(MarkerObserver):
                 self._failed(mirror, "begin", error)
 
     @outside_step
-    def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
+    def end(self, marker: Named, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
         """Pass the end of a slice to the handlers."""
         for mirror in reversed(self._mirrors):
             try:
@@ -109,14 +112,12 @@ class InlineHandlers(MarkerObserver):
                     self._limits[id(mirror)].succeeded()
             except Exception as error:  # noqa: BLE001 - see above
                 self._failed(mirror, "end", error)
-        self._slice(marker, monotonic_ns, is_start=False)
+        self._tell("process_duration_event", marker, monotonic_ns, (False,))
 
     @outside_step
-    def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
+    def instant(self, marker: Named, track: int, monotonic_ns: int) -> None:
         """Pass an instant to the handlers."""
-        for handler in self._handlers:
-            timestamp, wall_ns = self._timestamps.at(monotonic_ns), monotonic_ns + self._offset_ns
-            self._call(handler, "process_instant_event", marker.name, marker.categories, timestamp, wall_ns)
+        self._tell("process_instant_event", marker, monotonic_ns)
         for mirror in self._mirrors:
             try:
                 if mirror.is_listening():
@@ -126,8 +127,6 @@ class InlineHandlers(MarkerObserver):
                 self._failed(mirror, "mark", error)
 
     @outside_step
-    def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
+    def counter(self, marker: Named, monotonic_ns: int, values: Mapping[str, float]) -> None:
         """Pass the values of a counter to the handlers."""
-        for handler in self._handlers:
-            timestamp, wall_ns = self._timestamps.at(monotonic_ns), monotonic_ns + self._offset_ns
-            self._call(handler, "process_counter_event", marker.name, marker.categories, timestamp, wall_ns, values)
+        self._tell("process_counter_event", marker, monotonic_ns, last=(values,))

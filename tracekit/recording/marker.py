@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tracekit.recording.buffer import RecordBuffer
+    from tracekit.recording.inline import InlineHandlers
     from tracekit.recording.schedule import ProfilerAction
 
     F = TypeVar("F", bound=Callable[..., Any])
@@ -42,26 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tracekit")
 _get_ident = threading.get_ident
 _NO_TASKS: Final = TaskTracks(DETACHED)
-
-
-class MarkerObserver:
-    """Receives marker events synchronously on the recording thread. Base class of the connection to inline handlers."""
-
-    def is_idle(self) -> bool:
-        """Return True if no observer needs a slice that starts now, or its end."""
-        return False
-
-    def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
-        """Handle the start of a slice."""
-
-    def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:
-        """Handle the end of the slice that started at ``start_ns``. ``exception`` is the type's name, or None."""
-
-    def instant(self, marker: Marker, track: int, monotonic_ns: int) -> None:
-        """Handle an instant."""
-
-    def counter(self, marker: Marker, monotonic_ns: int, values: Mapping[str, float]) -> None:
-        """Handle the values of a counter."""
 
 
 class MarkerClasses(NamedTuple):
@@ -141,7 +122,7 @@ class Marker(MarkerBase):
         self._contended = 0  # number of slices on the stacks, plus _carried
         self._stacks: dict[Hashable, list[tuple[int, int]]] = {}  # (start, track) by ident of the thread, or by task
         self._label = 0
-        self._observer: MarkerObserver | None = None
+        self._observer: InlineHandlers | None = None
         self._recording = True  # for a shared marker: True if its clones record
         self._buffer: RecordBuffer = DETACHED
         self._classes: MarkerClasses | None = None
@@ -402,7 +383,7 @@ class Marker(MarkerBase):
         self._clock = classes.clock
         self._task_tracks = task_tracks
 
-    def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
+    def set_recording(self, recording: bool, observer: InlineHandlers | None = None) -> None:
         """Change to the recording or to the idle state. Open slices stay recorded or unrecorded, as they started."""
         self._observer = observer
         if not recording:
@@ -456,7 +437,7 @@ class SliceHandle:
 
     __slots__ = ("_marker", "_observer", "_opened")
 
-    def __init__(self, marker: Marker, buffer: RecordBuffer | None, observer: MarkerObserver | None) -> None:
+    def __init__(self, marker: Marker, buffer: RecordBuffer | None, observer: InlineHandlers | None) -> None:
         self._marker = marker
         self._observer = observer
         # (buffer, label, track, start) of the slice. The thread that pops it ends the slice. Empty for an unrecorded

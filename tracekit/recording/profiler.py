@@ -57,6 +57,7 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 1.0  # time that `stop` waits for the writer to report if the last batch has begun
 _NO_CATEGORIES: Final = ()  # CPython has one empty tuple only; other empty sequences take the slower path
+_OF_CHILDREN: Final = ("counts", "flush_interval", "max_buffered_events", "max_buffered_bytes", "on_full")
 _ACTIVE: Final = (ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
@@ -704,12 +705,8 @@ class Profiler(ProfilerBase):
             process=self._process,
             handlers=tuple(factory for factory in factories if factory is not None),
             options={
+                **{name: getattr(options, name) for name in _OF_CHILDREN},
                 "timestamp": self.timestamp,
-                "counts": options.counts,
-                "flush_interval": options.flush_interval,
-                "max_buffered_events": options.max_buffered_events,
-                "max_buffered_bytes": options.max_buffered_bytes,
-                "on_full": options.on_full,
                 "shutdown_timeout": min(options.shutdown_timeout, SHUTDOWN_TIMEOUT_S),
             },
             action=None if self._shared_action is None else self._shared_action.view(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tracekit.events import COUNTER, INSTANT
 from tracekit.recording.compiled import in_state, is_core_clock
 from tracekit.recording.counter_values import finite_numbers
-from tracekit.recording.marker import Marker, MarkerClasses, MarkerObserver, SliceHandle
+from tracekit.recording.marker import Marker, MarkerClasses, SliceHandle
 from tracekit.recording.marker_state import FREE, STACKED, MarkerState
 from tracekit.recording.one_step import in_steps, with_own_values
 from tracekit.recording.tasks import current_task
@@ -20,6 +20,8 @@ from tracekit.recording.tasks import current_task
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
+
+    from tracekit.recording.inline import InlineHandlers
 
 _get_ident = threading.get_ident
 _MANY_CLONES: Final = 64  # with this many clones, a shared marker drops the clones of ended threads
@@ -92,7 +94,7 @@ class _Shared(Marker):
             clone.forget_slice(start, track) for clone in list(self._clones.values())
         )
 
-    def set_recording(self, recording: bool, observer: MarkerObserver | None = None) -> None:
+    def set_recording(self, recording: bool, observer: InlineHandlers | None = None) -> None:
         """Change the clones to the recording or to the idle state."""
         self._recording, self._observer = recording, observer
         for clone in list(self._clones.values()):

@@ -28,7 +28,7 @@ from tracekit.recording.lanes import Lanes, OpenSlice
 from tracekit.recording.one_step import copy_of, outside_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tracekit.clock import Timeline
     from tracekit.handlers.base import Recording, TraceHandler
@@ -60,10 +60,10 @@ class _Request:
 
     __slots__ = ("cut", "delivered", "everything")
 
-    def __init__(self, everything: bool) -> None:
+    def __init__(self, threads: Iterable[HandlerThread] = (), *, everything: bool = False) -> None:
         self.everything = everything
         self.cut = Signal()
-        self.delivered: dict[HandlerThread, Signal] = {}
+        self.delivered = {thread: Signal() for thread in threads}
 
 
 class Writer:
@@ -180,7 +180,7 @@ class Writer:
         """Return True if the batch has begun, or if the writer does not answer in time."""
         expected = self._batches.expected
         if expected and self._thread.is_alive() and not self._is_mine():
-            request = _Request(everything=False)
+            request = _Request()
             self._wanted.append(request)
             self._wake.set()
             return not request.cut.wait(timeout_s) or not expected
@@ -201,19 +201,18 @@ class Writer:
     ) -> list[HandlerThread]:
         """Wait for the delivery of all recorded events. Return the late handler threads; all of them if there was no cut."""
         deadline_s = time.monotonic() + timeout_s
-        request = _Request(everything)
+        request = _Request(threads, everything=everything)
         self._wanted.append(request)
         if self._ended:  # the writer sets it before it answers the last requests, so no request is missed
             return list(threads)
         self._wake.set()
         if not request.cut.wait(timeout_s):
             return list(threads)
-        late = []
-        for thread in threads:
-            delivered = request.delivered.get(thread)
-            if delivered is None or not delivered.wait(deadline_s - time.monotonic()):
-                late.append(thread)
-        return late
+        return [
+            thread
+            for thread, delivered in request.delivered.items()
+            if not delivered.wait(deadline_s - time.monotonic())
+        ]
 
     def _is_mine(self) -> bool:
         """Return True on the writer's thread and on the threads of handlers."""
@@ -261,11 +260,14 @@ class Writer:
             return
         self._buffer.due_ns = now_ns + self._interval_ns  # one waiting thread is enough
         now_s = time.monotonic()
-        blocked = [thread for thread in self._handler_threads if 0 < thread.busy_since_s < now_s - _BLOCKED_S]
-        late = self._await_delivery(_WAIT_S, [thread for thread in self._handler_threads if thread not in blocked])
+        late = self._await_delivery(_WAIT_S, self._not_blocked())
         self._waiting_since_s = (self._waiting_since_s or now_s) if late else 0.0
         if late and time.monotonic() - self._waiting_since_s < _BLOCKED_S:
             self._buffer.due_ns = self._timeline.clock.monotonic_ns() + _GIVE_WAY_NS
+
+    def _not_blocked(self) -> list[HandlerThread]:
+        before_s = time.monotonic() - _BLOCKED_S
+        return [thread for thread in self._handler_threads if not 0 < thread.busy_since_s < before_s]
 
     @outside_step
     def wait_for_room(self) -> bool:
@@ -368,13 +370,13 @@ class Writer:
             # flush.
             thread.post_round(None if everything else start_ns - GRACE_NS, flush=not is_last)
         for request in wanted:
-            for thread in self._handler_threads:
-                thread.post(request.delivered.setdefault(thread, Signal()).set)
+            for thread, delivered in request.delivered.items():
+                thread.post(delivered.set)
             request.cut.set()
 
     def _set_due(self, now_ns: int) -> None:
         behind = len(self._buffer.records) // WIDTH
-        behind += max((thread.waiting_events for thread in self._handler_threads), default=0)
+        behind += max((thread.waiting_events for thread in self._not_blocked()), default=0)
         # Time until the backlog is too large at the recent rate. Other threads may keep the writer from the GIL until
         # then.
         too_many_ns = self._backlog / max(self._events_per_ns, 1e-9)

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tracekit import ConfigError, FlightRecorder, JSONTraceHandler, Profiler
+from tracekit.handlers.event_ring import EventRing
 from tracekit.handlers.triggers import ExceptionTrigger, SignalTrigger, SlowSteps
 from tracekit.testing import FakeClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tracekit.events import EventBatch
 
 
 def events(path: str) -> list[dict[str, Any]]:
@@ -267,6 +270,31 @@ def test_a_dump_that_cannot_be_written_is_no_failure_of_training(
         flush(profiler)
         assert "dump cannot be written" in caplog.text
         (tmp_path / "sub").unlink()
+        recorder.dump("again")
+        flush(profiler)
+        assert not profiler.stats.failures
+    assert reasons(recorder) == ["again"]
+
+
+@pytest.mark.parametrize("name", ["d{dump}.json", "d{batch}.json"])
+def test_a_dump_that_is_removed_while_it_is_written_is_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    recorder = FlightRecorder(tmp_path / name)
+    ring = recorder._ring
+    with started(recorder) as profiler:
+        profiler.marker("a").instant()
+
+        def batches() -> Iterator[EventBatch]:
+            yield from EventRing.batches(ring)
+            for path in tmp_path.iterdir():
+                path.unlink()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ring, "batches", batches)
+            recorder.dump()
+            flush(profiler)
+        assert "was removed, replaced or truncated while it was written" in caplog.text
         recorder.dump("again")
         flush(profiler)
         assert not profiler.stats.failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -163,43 +162,11 @@ def test_a_start_that_is_told_late_does_not_move_the_cut_back(tmp_path: Path) ->
     ]
 
 
-def test_a_part_whose_name_is_taken_gets_the_next_number(tmp_path: Path) -> None:
-    (tmp_path / "p1.json").write_text("precious")
-    handler = JSONTraceHandler(tmp_path / "p{part}.json", rotate_every="1ep")
-    record(handler)
-    assert names(handler)[:2] == ["p0.json", "p2.json"]
-    assert (tmp_path / "p1.json").read_text() == "precious"
-
-
 def test_windows_of_one_name_get_a_number(tmp_path: Path) -> None:
     handler = JSONTraceHandler(tmp_path / "ep{epoch}.json")
     record(handler, epochs=1, batches=6, schedule=cyclic_schedule(wait=1, warmup=0, active=1, repeat=0))
     assert names(handler) == ["ep0.json", "ep0-2.json", "ep0-3.json"]
     assert works(handler) == [[1], [3], [5]]
-
-
-def test_the_old_file_is_written_on_when_no_new_one_can_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    real_open, full = os.open, False
-
-    def limited(path: Any, flags: int, *rest: Any, **options: Any) -> int:
-        if full and flags & os.O_CREAT:
-            raise OSError(24, "Too many open files")
-        return real_open(path, flags, *rest, **options)
-
-    monkeypatch.setattr(os, "open", limited)
-    clock, handler = FakeClock(), JSONTraceHandler(tmp_path / "p{part}.json", rotate_bytes=1)
-    with Profiler(handler, rank=0, clock=clock.clock, flush_interval=3600, record_batches=False) as profiler:
-        for number in range(6):
-            full = number in (1, 2, 3)
-            profiler.marker("i").instant()
-            profiler.flush()
-    assert [sum(event["ph"] == "i" for event in events(path)) for path in handler.paths] == [4, 1, 1]
-    assert names(handler) == ["p0.json", "p1.json", "p2.json"]
-    assert caplog.text.count("the old one is written on") == 1
-    assert handler._summary is not None
-    assert handler._summary.dropped == {}
 
 
 def test_events_of_a_window_without_a_file_are_counted_and_what_is_open_goes_on_in_the_next(

@@ -373,30 +373,6 @@ def test_failures_are_tried_again_in_order_until_they_work(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_is_refused_is_kept_and_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tried = []
-
-    def put(local: str, url: str, **options: Any) -> None:
-        del local, options
-        tried.append(url)
-        raise RefusedError(f"{url}: cannot be written: Access Denied")
-
-    monkeypatch.setattr("tracekit.storage.put", put)
-    outbox = outbox_in(tmp_path)
-    for number in range(3):
-        send(outbox, f"p{number}.json")
-    outbox.close(5)
-    assert len(tried) == 1
-    assert len(outbox.kept) == 3
-    (folder,) = (tmp_path / "spool").iterdir()
-    assert caplog.text.count("the storage refuses") == 1
-    assert "3 files of memory://b/run/t.index.json could not be uploaded" in caplog.text
-    assert caplog.text.strip().endswith(f"tracekit upload {folder}")
-
-
-@pytest.mark.usefixtures("impatient")
 def test_a_name_that_another_recording_has_is_refused_at_the_start(tmp_path: Path, memory: Any) -> None:
     memory.pipe_file("/b/run/t.index.json", b'{"id": "of somebody else"}')
     with pytest.raises(ConfigError, match=r"t\.index\.json: exists already, and tracekit never overwrites"):

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.both_recorders import Worker
-from tracekit import ProfilerAction
-from tracekit.events import COUNTER, INSTANT
+from tracekit import ProfilerAction, Timestamp, TraceHandler
+from tracekit.clock import Timeline
+from tracekit.events import COUNTER, INSTANT, Timestamps
 from tracekit.recording.attached_markers import AttachedMarkers
 from tracekit.recording.buffer import DETACHED, RecordBuffer
-from tracekit.recording.marker import Marker, MarkerObserver
+from tracekit.recording.failures import Failures
+from tracekit.recording.inline import InlineHandlers
+from tracekit.recording.marker import Marker
 from tracekit.recording.marker_state import FREE, STACKED, MarkerState
 
 if TYPE_CHECKING:
@@ -48,11 +51,8 @@ def state_of(marker: Marker) -> str:
     return f"{type(marker).state.name} {slot}"
 
 
-class IdleObserver(MarkerObserver):
-    """An observer that nobody listens to."""
-
-    def is_idle(self) -> bool:
-        return True
+def observer_with(*handlers: TraceHandler) -> InlineHandlers:
+    return InlineHandlers([*handlers], Timestamps(Timestamp()), Timeline(), Failures())
 
 
 class Play:
@@ -62,7 +62,7 @@ class Play:
     """
 
     def __init__(
-        self, clock: Callable[[], int], use: str, observer: MarkerObserver | None, threads: Sequence[Worker | None]
+        self, clock: Callable[[], int], use: str, observer: InlineHandlers | None, threads: Sequence[Worker | None]
     ) -> None:
         self.buffer = RecordBuffer()
         self.attached = AttachedMarkers(self.buffer, clock)
@@ -188,9 +188,9 @@ def test_every_short_sequence_of_events_records_as_the_model_and_moves_as_the_ta
     try:
         for observer, threads, length, first in (
             (None, [None], 5, ()),
-            (MarkerObserver(), [None], 5, ()),
-            (IdleObserver(), [None], 4, ()),
-            (IdleObserver(), [None, worker], 3, ()),
+            (observer_with(TraceHandler()), [None], 5, ()),
+            (observer_with(), [None], 4, ()),
+            (observer_with(), [None, worker], 3, ()),
             (None, [None, worker], 4, ()),
             (None, [None, worker], 3, LEFT),
             (None, [None, worker], 2, MET),

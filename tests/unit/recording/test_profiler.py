@@ -751,6 +751,8 @@ def test_memory_is_bounded_while_a_handler_hangs_and_what_is_dropped_is_counted(
                     one._buffer.look_after(time.perf_counter_ns())  # as every event after a flush interval does
         # A writer that is kept from the processor for 50 ms is not waited for any longer.
         assert wait_for(lambda: one._writer is not None and len(one._buffer.records) // WIDTH <= 1)
+        assert one._writer is not None
+        assert len(one._writer._handler_threads[0]._calls) < 100  # of 200 cuts and requests
         hangs.release.set()
     # Another thread may move events from one queue to the next while they are summed up.
     assert 20 < most <= 2 * limit.get("max_buffered_events", 100 * 400 // 32)

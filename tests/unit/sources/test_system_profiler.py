@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections import namedtuple
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -312,7 +313,7 @@ def test_a_forked_child_closes_without_waiting_for_a_thread_that_it_does_not_hav
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
 
 
-def test_wrong_arguments_and_a_missing_psutil_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_and_a_missing_psutil_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SystemProfiler(provider=FakePsutil()).close()  # was never opened
     with pytest.raises(ConfigError, match="SystemProfiler: interval must be a number of seconds above 0"):
         SystemProfiler(interval=0, provider=FakePsutil())
@@ -320,4 +321,9 @@ def test_wrong_arguments_and_a_missing_psutil_are_refused(monkeypatch: pytest.Mo
         SystemProfiler(**only("nothing"), provider=FakePsutil())
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(MissingExtraError, match=r"SystemProfiler needs psutil: pip install 'tracekit-ml\[system\]'"):
+        SystemProfiler()
+    monkeypatch.delitem(sys.modules, "psutil")
+    (tmp_path / "psutil.py").write_text("raise ImportError('no libpsutil.so')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError, match=r"psutil, which cannot be imported \(no libpsutil.so\): pip install"):
         SystemProfiler()

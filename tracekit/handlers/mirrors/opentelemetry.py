@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tracekit.errors import MissingExtraError
 from tracekit.handlers.mirrors.mirror import Mirror
+from tracekit.imports import import_extra
 from tracekit.version import __version__
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class OpenTelemetryMirror(Mirror):
 
     def __init__(self, tracer_provider: Any = None) -> None:
         super().__init__()
-        self._context, self._trace = _import_opentelemetry()
+        needed = "otel", "OpenTelemetryMirror", "opentelemetry-api"
+        self._context = import_extra("opentelemetry.context", *needed)
+        self._trace = import_extra("opentelemetry.trace", *needed)
         self._tracer = self._trace.get_tracer("tracekit", __version__, tracer_provider)
         self._identity: dict[str, Any] = {}
         self._last: tuple[Timestamp | None, dict[str, Any]] = None, {}
@@ -126,11 +128,3 @@ class _Spanned:
     span: Any
     outer: Any
     ended: bool = False
-
-
-def _import_opentelemetry() -> tuple[Any, Any]:
-    try:
-        from opentelemetry import context, trace
-    except ImportError:
-        raise MissingExtraError("opentelemetry-api", "otel", "OpenTelemetryMirror") from None
-    return context, trace
