@@ -275,8 +275,7 @@ class Timer(TimerBase):
         calls = self._calls
         if self._events is None:
             calls.append(end_ns - start_ns)
-        else:
-            self._events.end(self._began.pop(owner, None))
+        elif self._events.end(self._began.pop(owner, None)):
             with self._lock:
                 calls += self._events.finished()
         if len(calls) >= _FOLD_CALLS:
