@@ -112,6 +112,10 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         if not int(state.timestamp.batch):  # the first batch begins here
             self._profiler.resume_at(self._profiler.timestamp)
 
+    def _on_before_dataloader(self, state: Any) -> None:
+        if not self._slices:  # Composer reports no end of those that a resumed run reads only to pass over them
+            state.profiler.marker("event/dataloader").finish()
+
     def _on_batch_start(self, state: Any) -> None:
         self._profiler.begin_batch()
         self._batch_sizes = samples_in(state.batch), tokens_in(state.batch)
@@ -125,6 +129,9 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._agree(state)
 
     def _on_epoch_end(self, state: Any) -> None:
+        self._open.end(
+            "dataloader"
+        )  # of an exhausted loader, in the rest of a resumed epoch, which has no slice itself
         self._profiler.next_epoch()
         self._agree(state)
 
