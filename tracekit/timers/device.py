@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEVICE_MODES: Final = ("host", "synchronize", "events")
 # Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs.
 _MAX_PENDING: Final = 4096
-# Intervals between two looks at the device, which take several calls of the driver. A report looks as well.
+# Intervals between two looks at the device, of several calls of the driver each; a report looks also.
 _LOOK_EVERY: Final = 64
 _HINT: Final = (
     "they measure the time of the Python code, which does not wait for the GPU. For the GPU's own time give "
@@ -91,7 +91,7 @@ class DeviceEvents:
         return event
 
     def end(self, began: Any) -> bool:
-        """Put the second event on the stream; ``began`` is the event that `begin` returned. Return True to call `finished`."""
+        """Put the second event on the stream; ``began`` is the first. Return True when `finished` is due."""
         if began is None:
             return False
         if len(self._pending) >= _MAX_PENDING:

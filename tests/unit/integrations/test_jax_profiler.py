@@ -167,7 +167,6 @@ WINDOWS: dict[str, tuple[dict[str, Any], float, tuple[int, int], dict[str, int],
         *(SECOND, (1, 16), {"epoch_every": 4}, [1, 3, 4, 4, 9, 11, 12, 12]),
     ),
     "resumed": ({}, SECOND, (101, 120), {}, [101, 106]),  # J2: there, a first step that is past is missed
-    "resumed, never by time": (NEVER, SECOND, (101, 120), {}, [101, 106]),  # J2
     "first step 0": ({"profile_first_step": 0}, SECOND, (1, 20), {}, [1, 6]),  # J2: steps begin at 1
     "run ends": ({}, SECOND, (1, 12), {}, [10, 12]),  # J5: there, the last trace is lost
 }

@@ -104,9 +104,6 @@ class TracekitCallback(Callback):  # type: ignore[misc]
 
     # ---- training time ------------------------------------------------------------------------------------------------
 
-    def _on_after_load(self, state: Any) -> None:
-        self._agree(state)
-
     def _on_fit_start(self, state: Any) -> None:
         self._agree(state)
         if not int(state.timestamp.batch):  # the first batch begins here
@@ -129,9 +126,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._agree(state)
 
     def _on_epoch_end(self, state: Any) -> None:
-        self._open.end(
-            "dataloader"
-        )  # of an exhausted loader, in the rest of a resumed epoch, which has no slice itself
+        self._open.end("dataloader")  # of an exhausted loader: the rest of a resumed epoch has no slice that ends it
         self._profiler.next_epoch()
         self._agree(state)
 
@@ -148,3 +143,5 @@ class TracekitCallback(Callback):  # type: ignore[misc]
             theirs = theirs.copy(**{name: int(getattr(known, name)) // ranks for name in _COUNTED})
         if theirs != ours:
             self._profiler.resume_at(theirs)
+
+    _on_after_load = _agree

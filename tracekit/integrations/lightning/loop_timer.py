@@ -130,10 +130,7 @@ class LoopTimer:
         self._passed_ns: Counter[str] = Counter()  # and their durations until they were paused
 
     def begin_epoch(self, resumed: Epoch | None = None, within: str | None = None) -> None:
-        """Begin an epoch of training, or go on with the times of an interrupted one. An open epoch is dropped.
-
-        The slice of an epoch that begins ``within`` an action ends with it.
-        """
+        """Begin an epoch, or continue an interrupted one; drop an open one. Its slice ends ``within`` an action."""
         self.end_epoch()
         self.resumed = None
         between = self.end_stage(BETWEEN_EPOCHS) or StageTimes()
