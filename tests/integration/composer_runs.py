@@ -172,18 +172,15 @@ def callback() -> dict[str, Any]:
         one.fit()
         theirs, ours = one.state.timestamp, profiler.timestamp
         one.close()
+        epochs = [both for both in memory.slices if both[0].label.name == "event/epoch"]
         found[name] = {
             "agrees": tracekit.Timestamp.from_state_dict(theirs.state_dict()) == ours,
             "timestamp": {key: value for key, value in ours.state_dict().items() if not key.endswith("_us")},
             "slices": Counter(begin.label.name for begin, _ in memory.slices),
-            "batches": {
-                kind: [
-                    [int(event.timestamp.batch) for event in both]
-                    for both in memory.slices
-                    if both[0].label.name == f"event/{kind}"
-                ]
-                for kind in ("forward", "epoch")
-            },
+            "first batch": min(
+                int(begin.timestamp.batch) for begin, _ in memory.slices if "forward" in begin.label.name
+            ),
+            "epochs": [[int(event.timestamp.batch) for event in both] for both in epochs],
             "left open": len(memory.events) - 2 * len(memory.slices),
             "failures": dict(profiler.stats.failures),
             "stopped": not profiler.started,

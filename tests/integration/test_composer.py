@@ -116,9 +116,9 @@ def test_the_callback_takes_over_composers_time_and_every_pair_of_events(
 
 def test_a_resumed_run_counts_on_also_by_rank_and_with_epochs_in_iterations(runs: tuple[Path, Any]) -> None:
     resumed, rank = runs[1]["callback"]["resumed"], runs[1]["callback"]["rank"]
-    assert (resumed["agrees"], resumed["batches"]["forward"][0][0]) == (True, 6)
+    assert (resumed["agrees"], resumed["first batch"]) == (True, 6)
     assert {"epoch": 3, "batch": 12, "sample": 96, "token": 480}.items() <= resumed["timestamp"].items()
-    assert resumed["batches"]["epoch"] == [[8, 12]], "Composer reports no start of the epoch that is resumed"
+    assert resumed["epochs"] == [[8, 12]], "Composer reports no start of the epoch that is resumed"
     assert runs[1]["callback"]["own markers"] == 0, "nor the end of the batches that are passed over"
     # One rank of one: its own numbers are those of all, counted in its batches from the checkpoint's on.
     assert (rank["agrees"], rank["failures"]) == (True, {})

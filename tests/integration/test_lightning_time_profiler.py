@@ -145,8 +145,9 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_goes_on_with_its_times(
     with Profiler(memory := MemoryTraceHandler(), rank=0):
         one = trainer(tmp_path, timed, TracekitCallback())
         one.fit(Net(later), train_loader(later), val_loader(later), ckpt_path=tmp_path / "2.ckpt")
-    # The epoch begins within Lightning's action, for want of a hook, and its slice is not cut where that ends.
-    assert [begin.label.name for begin, _ in memory.slices].count("train epoch") == 1
+    assert [begin.label.name for begin, _ in memory.slices].count("train epoch") == 1, (
+        "it is not cut by that of an action"
+    )
     assert {key: timed.values[key] for key in EXAMPLE_KEYS} == pytest.approx(
         dict(zip(EXAMPLE_KEYS, (16.0, 3.5, 0.5, 2.0, 0.0625), strict=True))
     )
