@@ -197,11 +197,10 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def _watch(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         model: Any = named.get("model")
-        loader = named.get("train_dataloader")
         self._begin("train")
         if hasattr(model, "register_forward_pre_hook"):
             hook_forward(self._undo, model, self._before_forward, self._after_forward)
-        if loader is not None:
+        if (loader := named.get("train_dataloader")) is not None:
             self._undo.callback(watch(loader, self._pass))
 
     def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
