@@ -29,6 +29,7 @@ from tracekit import JSONTraceHandler, MemoryTraceHandler
 from tracekit.integrations import composer as compatible
 
 TOKENS = 5  # of each sample
+QUIET = {"sys_prof_cpu": False, "torch_prof_profile_memory": False, "torch_prof_with_flops": False}
 
 
 class Model(ComposerModel):
@@ -130,14 +131,13 @@ def seen_by(handler: Any, profiler: Any) -> dict[str, Any]:
 def handlers() -> dict[str, Any]:
     """The reference: one handler under Composer's profiler, and under tracekit's of the same arguments."""
     found = {}
-    quiet = {"sys_prof_cpu": False, "torch_prof_profile_memory": False, "torch_prof_with_flops": False}
     for name, base, kind in (
         ("composer", ComposerTraceHandler, ComposerProfiler),
         ("tracekit", compatible.TraceHandler, compatible.Profiler),
         ("composer's handler", ComposerTraceHandler, compatible.Profiler),
     ):
         handler = reference_handler(base)
-        found[name] = seen_by(handler, kind(lambda _state: ComposerAction.ACTIVE, [handler], **quiet))
+        found[name] = seen_by(handler, kind(lambda _state: ComposerAction.ACTIVE, [handler], **QUIET))
     return found
 
 
@@ -160,7 +160,7 @@ def callback() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, counts, options in (
         ("first", "global", {"max_duration": "6ba", "save_folder": "checkpoints", "save_interval": "6ba"}),
-        ("resumed", "global", {"load_path": "checkpoints/latest-rank0.pt"}),
+        ("resumed", "global", {"load_path": "checkpoints/latest-rank0.pt", "max_duration": "3ep"}),
         ("rank", "rank", {"load_path": "checkpoints/latest-rank0.pt", "iteration_length": "1ep"}),
     ):
         iteration_length = options.pop("iteration_length", None)
@@ -172,6 +172,7 @@ def callback() -> dict[str, Any]:
         one.fit()
         theirs, ours = one.state.timestamp, profiler.timestamp
         one.close()
+        epochs = [both for both in memory.slices if both[0].label.name == "event/epoch"]
         found[name] = {
             "agrees": tracekit.Timestamp.from_state_dict(theirs.state_dict()) == ours,
             "timestamp": {key: value for key, value in ours.state_dict().items() if not key.endswith("_us")},
@@ -179,10 +180,17 @@ def callback() -> dict[str, Any]:
             "first batch": min(
                 int(begin.timestamp.batch) for begin, _ in memory.slices if "forward" in begin.label.name
             ),
+            "epochs": [[int(event.timestamp.batch) for event in both] for both in epochs],
             "left open": len(memory.events) - 2 * len(memory.slices),
             "failures": dict(profiler.stats.failures),
             "stopped": not profiler.started,
         }
+    found["own markers"] = []
+    for options in ({}, {"load_path": "checkpoints/latest-rank0.pt"}):
+        own = compatible.Profiler(lambda _state: ComposerAction.ACTIVE, memory := MemoryTraceHandler(), **QUIET)
+        with contextlib.closing(trainer(profiler=own, **options)) as one:
+            one.fit()
+        found["own markers"].append(len(memory.events) - 2 * len(memory.slices))
     return found
 
 

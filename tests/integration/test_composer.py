@@ -46,7 +46,7 @@ def test_a_handler_and_a_profiler_see_under_tracekit_what_they_see_under_compose
 ) -> None:
     theirs, ours = runs[1]["handlers"]["composer"], runs[1]["handlers"][handler]
     for events in (ours["events"], theirs["events"]):
-        # Composer never ends it in a run that has no iterations; tracekit ends it where the fit ends that it is in.
+        # Composer never ends it in a run that has no iterations; tracekit ends it before the fit.
         events.pop("event/iteration B", None)
         events.pop("event/iteration E", None)
     assert ours == theirs
@@ -117,7 +117,10 @@ def test_the_callback_takes_over_composers_time_and_every_pair_of_events(
 def test_a_resumed_run_counts_on_also_by_rank_and_with_epochs_in_iterations(runs: tuple[Path, Any]) -> None:
     resumed, rank = runs[1]["callback"]["resumed"], runs[1]["callback"]["rank"]
     assert (resumed["agrees"], resumed["first batch"]) == (True, 6)
-    assert {"epoch": 2, "batch": 8, "sample": 64, "token": 320}.items() <= resumed["timestamp"].items()
+    assert {"epoch": 3, "batch": 12, "sample": 96, "token": 480}.items() <= resumed["timestamp"].items()
+    assert resumed["epochs"] == [[8, 12]], "Composer reports no start of the epoch that is resumed"
+    # Nor the end of the last iteration, nor that of the waits for the batches that are passed over.
+    assert runs[1]["callback"]["own markers"] == [0, 0]
     # One rank of one: its own numbers are those of all, counted in its batches from the checkpoint's on.
     assert (rank["agrees"], rank["failures"]) == (True, {})
     assert {"batch": 8, "sample": 64, "token": 320}.items() <= rank["timestamp"].items()

@@ -88,6 +88,12 @@ class Copies(Callback):
         pickle.loads(pickle.dumps(trainer.logger)).log_metrics({})
 
 
+def watched(folder: Path, callback: TracekitCallback, net: Any, ckpt_path: Any = None, **options: Any) -> Sees:
+    sees = Sees(callback)
+    fit(trainer(folder, callback, sees, **options), net, ckpt_path=ckpt_path)
+    return sees
+
+
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
@@ -216,9 +222,7 @@ def test_a_batch_is_a_step_of_the_optimizer(clock: FakeClock, tmp_path: Path, me
 def test_a_batch_of_manual_optimization_is_one_of_the_loader(
     clock: FakeClock, tmp_path: Path, memories: Memories
 ) -> None:
-    callback = TracekitCallback(memories)
-    sees = Sees(callback)
-    fit(trainer(tmp_path, callback, sees), Manual(clock))
+    sees = watched(tmp_path, TracekitCallback(memories), Manual(clock))
     assert [batch for _, batch, _, _ in sees.batches] == [1, 2, 3, 4]
 
 
@@ -286,10 +290,7 @@ def test_a_checkpoint_carries_the_training_time(
             trainer(tmp_path, TracekitCallback(memories), Stops(after, tmp_path / "stopped.ckpt"), **options),
             Net(clock),
         )
-    later = TracekitCallback(memories)
-    sees = Sees(later)
-    one = trainer(tmp_path, later, sees, **options)
-    fit(one, Net(clock), ckpt_path=tmp_path / "stopped.ckpt")
+    sees = watched(tmp_path, TracekitCallback(memories), Net(clock), tmp_path / "stopped.ckpt", **options)
     assert sees.batches[:2] == left
     assert (sees.batches[-1], sees.epochs[-1]) == (last, 2)
 
@@ -301,10 +302,7 @@ def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next(
     saves = ModelCheckpoint(tmp_path / "saved", save_on_train_epoch_end=False)
     callback = TracekitCallback(memories)
     fit(trainer(tmp_path, callback, saves, enable_checkpointing=True), Net(clock))
-    later = TracekitCallback(memories)
-    sees = Sees(later)
-    one = trainer(tmp_path, later, sees, max_epochs=2)
-    fit(one, Net(clock), ckpt_path=saves.best_model_path)
+    sees = watched(tmp_path, TracekitCallback(memories), Net(clock), saves.best_model_path, max_epochs=2)
     assert sees.batches == [(1, 5, 40, 0), (1, 6, 48, 0), (1, 7, 56, 0), (1, 8, 64, 0)]
     assert sees.epochs[-1] == 2
 
@@ -317,8 +315,7 @@ def test_a_state_that_is_no_training_time_is_told_of_and_left(
             callback.load_state_dict({"timestamp": {"epoch": -1}})
 
     callback = TracekitCallback(memories)
-    sees = Sees(callback)
-    fit(trainer(tmp_path, callback, sees), Loads(clock))
+    sees = watched(tmp_path, callback, Loads(clock))
     assert sees.batches[0] == (0, 1, 8, 0)
     assert "training time begins anew" in caplog.text
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tests.lightning_loop import QUIET, SECOND, Manual, Net, Stops, train_loader, trainer, val_loader
 from tracekit import MemoryTraceHandler, Profiler
-from tracekit.integrations.lightning import TimeProfiler
+from tracekit.integrations.lightning import TimeProfiler, TracekitCallback
 from tracekit.integrations.lightning.actions import PARTS
 from tracekit.integrations.lightning.framework import device_waits
 from tracekit.integrations.lightning.loop_timer import ALL_KEYS
@@ -142,7 +142,12 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_goes_on_with_its_times(
     later = FakeClock()
     later.advance(3600 * SECOND)
     timed = TimeProfiler("optimizer step", "total train downtime", clock=later.clock)
-    trainer(tmp_path, timed).fit(Net(later), train_loader(later), val_loader(later), ckpt_path=tmp_path / "2.ckpt")
+    with Profiler(memory := MemoryTraceHandler(), rank=0):
+        one = trainer(tmp_path, timed, TracekitCallback())
+        one.fit(Net(later), train_loader(later), val_loader(later), ckpt_path=tmp_path / "2.ckpt")
+    assert [begin.label.name for begin, _ in memory.slices].count("train epoch") == 1, (
+        "it is not cut by that of an action"
+    )
     assert {key: timed.values[key] for key in EXAMPLE_KEYS} == pytest.approx(
         dict(zip(EXAMPLE_KEYS, (16.0, 3.5, 0.5, 2.0, 0.0625), strict=True))
     )

@@ -134,7 +134,8 @@ class AcceleratorRecorder:
             # The hooks of torch's optimizer are called for the steps that are made, and not while gradients accumulate.
             optimizer = getattr(prepared, "optimizer", prepared)
             with suppress(AttributeError):  # of another library
-                self._undo.callback(optimizer.register_step_pre_hook(model_hook(self._before_step)).remove)
+                begin = model_hook(lambda *_: self._profiler.marker("optimizer").start())
+                self._undo.callback(optimizer.register_step_pre_hook(begin).remove)
                 self._undo.callback(optimizer.register_step_post_hook(model_hook(self._after_step)).remove)
         elif hasattr(prepared, "dataset"):
             self._undo.callback(watch(prepared, self._pass))
@@ -149,9 +150,6 @@ class AcceleratorRecorder:
 
     def _forward(self, module: Any) -> Any:
         return self._profiler.marker("forward" if module.training else "eval forward")
-
-    def _before_step(self, *_: Any) -> None:
-        self._profiler.marker("optimizer").start()
 
     def _after_step(self, *_: Any) -> None:
         self._profiler.marker("optimizer").finish()

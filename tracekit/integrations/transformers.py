@@ -199,11 +199,10 @@ class TracekitCallback(TrainerCallback):
     @_harmless
     def _watch(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         model: Any = named.get("model")
-        loader = named.get("train_dataloader")
         self._begin("train")
         if hasattr(model, "register_forward_pre_hook"):
             hook_forward(self._undo, model, self._before_forward, self._after_forward)
-        if loader is not None:
+        if (loader := named.get("train_dataloader")) is not None:
             self._undo.callback(watch(loader, self._pass))
 
     def _pass(self, loader: Any, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -212,9 +211,8 @@ class TracekitCallback(TrainerCallback):
             yield batch
 
     def _before_forward(self, model: Any, args: Any, named: Any) -> None:
-        if is_torchdynamo_compiling():  # or this hook would become a part of the graph, and break it
-            return
-        if threading.get_ident() != self._thread:  # a replica of torch.nn.DataParallel
+        # While Dynamo traces, this hook would become a part of the graph, and break it; a replica of DataParallel is silent.
+        if is_torchdynamo_compiling() or threading.get_ident() != self._thread:
             return
         if not model.training:
             if "training step" not in self._open:  # another evaluation: of a second dataset, or before the first step
@@ -226,9 +224,7 @@ class TracekitCallback(TrainerCallback):
         self._begin("forward")
 
     def _after_forward(self, model: Any, _args: Any, output: Any) -> None:
-        if is_torchdynamo_compiling():
-            return
-        if threading.get_ident() != self._thread:
+        if is_torchdynamo_compiling() or threading.get_ident() != self._thread:
             return
         self._open.end("forward" if model.training else "eval forward")
         if model.training and output is not None:  # it is None where the pass has raised

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DEVICE_MODES: Final = ("host", "synchronize", "events")
 # Intervals that the device has not finished. Its own queue holds about a thousand launches, so this means it hangs.
 _MAX_PENDING: Final = 4096
+# Intervals between two looks at the device, of several calls of the driver each; a report looks also.
+_LOOK_EVERY: Final = 64
 _HINT: Final = (
     "they measure the time of the Python code, which does not wait for the GPU. For the GPU's own time give "
     'device="events", for Megatron\'s way (wait for the GPU at both ends) device="synchronize"; device="host" is '
@@ -71,7 +73,7 @@ class DeviceEvents:
     def __init__(self, name: str) -> None:
         self._cuda = cuda()
         self._pending: deque[tuple[Any, Any]] = deque()
-        self._free: deque[Any] = deque(maxlen=64)
+        self._free: deque[Any] = deque(maxlen=4 * _LOOK_EVERY)
         self._warn = WarnOnce(f"tracekit: timer {name!r} does not measure some calls on the device: ")
 
     def begin(self) -> Any:
@@ -88,15 +90,16 @@ class DeviceEvents:
             return self._skip(error)
         return event
 
-    def end(self, began: Any) -> None:
-        """Put the second event on the stream; ``began`` is the event that `begin` returned."""
+    def end(self, began: Any) -> bool:
+        """Put the second event on the stream; ``began`` is the first. Return True when `finished` is due."""
         if began is None:
-            return
+            return False
         if len(self._pending) >= _MAX_PENDING:
             self._free.append(began)
             self._skip(f"{_MAX_PENDING} calls wait for the device")
         elif (ended := self.begin()) is not None:
             self._pending.append((began, ended))
+        return len(self._pending) % _LOOK_EVERY == 0
 
     def finished(self) -> list[int]:
         """Return the durations that the device has finished since the last time, in ns and in order. Does not wait."""

@@ -272,14 +272,12 @@ class Timer(TimerBase):
         self._marker.__exit__(exc_type, exc, traceback)
         if self._stale:
             self._stale.discard(owner)
-        calls = self._calls
         if self._events is None:
-            calls.append(end_ns - start_ns)
+            self._calls.append(end_ns - start_ns)
+            is_due = len(self._calls) >= _FOLD_CALLS
         else:
-            self._events.end(self._began.pop(owner, None))
-            with self._lock:
-                calls += self._events.finished()
-        if len(calls) >= _FOLD_CALLS:
+            is_due = self._events.end(self._began.pop(owner, None))
+        if is_due:
             with self._lock:
                 self._fold_calls()
 

@@ -16,7 +16,7 @@ from tracekit import Timers
 from tracekit.testing import FakeClock
 from tracekit.timers import Timer
 from tracekit.timers import timer as timer_module
-from tracekit.timers.device import _MAX_PENDING
+from tracekit.timers.device import _LOOK_EVERY, _MAX_PENDING
 
 MS = 1_000_000
 
@@ -28,7 +28,7 @@ class Cuda:
         self.queue: list[tuple[str, Any]] = []
         self.now_ms = 1000.0
         self.synchronized = 0
-        self.events = 0
+        self.events = self.queries = 0
         self.available = self.initialized = True
         self.capturing = False
         self.Event = lambda *, enable_timing: Event(self, enable_timing)
@@ -72,6 +72,7 @@ class Event:
         self._cuda.queue.append(("event", self))
 
     def query(self) -> bool:
+        self._cuda.queries += 1
         return self.passed_at_ms is not None
 
     def elapsed_time(self, other: Event) -> float:
@@ -223,16 +224,19 @@ def test_events_are_used_again_and_few_wait_for_a_device_that_hangs(
     cuda: Cuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     timers, _ = make("events")
-    for _ in range(100):
+    for _ in range(2 * _LOOK_EVERY):
         with timers("x"):
             cuda.launch(1)
         cuda.run()
-    assert timers("x").elapsed() == pytest.approx(0.1)
-    assert cuda.events <= 4
+    assert cuda.queries <= 2 * 2 * _LOOK_EVERY, (
+        "each event once: a stop does not look at the device, but for every 64th"
+    )
+    assert timers("x").elapsed() == pytest.approx(2 * _LOOK_EVERY / 1000)
+    assert cuda.events <= 2 * _LOOK_EVERY + 2
     for _ in range(_MAX_PENDING + 10):
         with timers("x"):
             pass
-    assert cuda.events <= 2 * _MAX_PENDING + 1
+    assert cuda.events <= 2 * _MAX_PENDING + 2
     assert "calls wait for the device" in caplog.text
     cuda.run()
-    assert timers.snapshot().of("x")[0].count == 100 + _MAX_PENDING
+    assert timers.snapshot().of("x")[0].count == 2 * _LOOK_EVERY + _MAX_PENDING

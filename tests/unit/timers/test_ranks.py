@@ -131,6 +131,12 @@ class World:
         self.group.rank = rank
         return self.ranks[rank]
 
+    def log(self, *seconds: float) -> None:
+        """Set the timer "x" of each rank, and log."""
+        for rank, value in enumerate(seconds):
+            self.on(rank)("x").set_elapsed(value)
+            self.on(rank).log()
+
 
 @pytest.mark.parametrize("extended", [True, False], ids=["many keys at once", "one key at a time"])
 def test_timers_are_matched_by_name(extended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +311,7 @@ def test_a_call_of_another_report_that_a_rank_makes_alone_spoils_no_report(
     world = World(monkeypatch, 2, 2, option="all", timeout=1)
     world.on(0).get_all_timers_string()
     caplog.clear()
-    for rank in (0, 1):
-        world.on(rank)("x").set_elapsed(rank + 1)
-        world.on(rank).log()
+    world.log(1, 2)
     assert world.said == ["times across ranks (ms):\n  x:\n     rank  0: 1000.00\n     rank  1: 2000.00"]
     assert caplog.messages == []
 
@@ -408,9 +412,7 @@ def test_a_store_that_breaks_does_not_reach_training(
 ) -> None:
     world = World(monkeypatch, 2, 2)
     world.store.broken = True
-    for rank in range(2):
-        world.on(rank)("x").set_elapsed(1)
-        world.on(rank).log()
+    world.log(1, 1)
     assert world.said[0].endswith(": (1000.00, 1000.00)"), "its own values"
     told = "tracekit: timers: the other ranks' timers cannot be read: RuntimeError: Connection reset by peer; the reports are "
     assert caplog.messages == [told + "of this rank alone"] * 2, "once a rank"
@@ -466,14 +468,10 @@ def test_the_rank_that_keeps_the_store_waits_until_the_others_have_read(
 
 def test_a_new_process_group_is_a_new_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 2)
-    for rank in range(2):
-        world.on(rank)("x").set_elapsed(1)
-        world.on(rank).log()
+    world.log(1, 1)
     new = Store()
     world.group.distributed_c10d = SimpleNamespace(_get_default_store=lambda: new)
-    for rank in range(2):
-        world.on(rank)("x").set_elapsed(2)
-        world.on(rank).log()
+    world.log(2, 2)
     assert [text.rpartition("(")[2] for text in world.said] == ["1000.00, 1000.00)", "2000.00, 2000.00)"]
     assert new.values
 
@@ -504,9 +502,7 @@ def test_timers_that_only_one_rank_has_are_mixed_with_no_others(kind: Any, monke
         return Timers(2, "all", **arguments) if kind is Timers else Named(**arguments)
 
     world.ranks = [world.numbered(lambda rank=rank: of_a_rank(rank)) for rank in (0, 1)]
-    for rank in (0, 1):
-        world.on(rank)("x").set_elapsed(rank + 1)
-        world.on(rank).log()
+    world.log(1, 2)
     assert world.said[-1] == "times across ranks (ms):\n  x:\n     rank  0: 1000.00\n     rank  1: 2000.00"
 
 

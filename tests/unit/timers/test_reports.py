@@ -250,13 +250,9 @@ def test_a_writer_may_count_its_steps_itself(method: str) -> None:
         getattr(timers, method)(["a"], writer, "x")
 
 
-def test_a_copy_of_timers_is_the_same_object() -> None:
-    """Megatron's ``config.timers`` is copied with the configuration."""
-    config = SimpleNamespace(timers=Timers(2, "max"))
+def test_a_copy_is_the_same_object_and_a_pickled_one_has_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    config = SimpleNamespace(timers=Timers(2, "max"))  # Megatron copies it with the configuration
     assert copy.deepcopy(config).timers is copy.copy(config.timers) is config.timers
-
-
-def test_timers_that_are_pickled_have_their_arguments_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     timers = Timers(2, "all", device="host", profiler=Profiler([]), timeout=3, name="n", output=print)
     found = pickle.loads(pickle.dumps(timed(timers, a=1)))
     assert (found._again.args, found._again.keywords) == (timers._again.args, timers._again.keywords)

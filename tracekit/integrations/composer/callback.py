@@ -106,13 +106,14 @@ class TracekitCallback(Callback):  # type: ignore[misc]
 
     # ---- training time ------------------------------------------------------------------------------------------------
 
-    def _on_after_load(self, state: Any) -> None:
-        self._agree(state)
-
     def _on_fit_start(self, state: Any) -> None:
         self._agree(state)
         if not int(state.timestamp.batch):  # the first batch begins here
             self._profiler.resume_at(self._profiler.timestamp)
+
+    def _on_before_dataloader(self, state: Any) -> None:
+        if not self._slices:  # Composer reports no end of those that a resumed run reads only to pass over them
+            state.profiler.marker("event/dataloader").finish()
 
     def _on_batch_start(self, state: Any) -> None:
         self._profiler.begin_batch()
@@ -127,6 +128,7 @@ class TracekitCallback(Callback):  # type: ignore[misc]
         self._agree(state)
 
     def _on_epoch_end(self, state: Any) -> None:
+        self._open.end("dataloader")  # of an exhausted loader: the rest of a resumed epoch has no slice that ends it
         self._profiler.next_epoch()
         self._agree(state)
 
@@ -143,3 +145,5 @@ class TracekitCallback(Callback):  # type: ignore[misc]
             theirs = theirs.copy(**{name: int(getattr(known, name)) // ranks for name in _COUNTED})
         if theirs != ours:
             self._profiler.resume_at(theirs)
+
+    _on_after_load = _agree

@@ -235,6 +235,8 @@ class Profiler:
         if self._callback is not None and not name.startswith(_OF_ENGINE):
             self._callback.start(self.state)
         known = self._markers.get(name)
+        if name == "event/fit" and (iteration := self._markers.get("event/iteration")) is not None:
+            iteration.finish()  # Composer reports no end of the last one
         if known is None:
             wanted = frozenset(map(_action, () if name.startswith(_OWN_CALLBACK) else actions))
             if ProfilerAction.ACTIVE in wanted:

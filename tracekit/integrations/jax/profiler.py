@@ -312,10 +312,9 @@ class JaxProfiler:
             self._stop()
         elif decision == "start":
             self._start()
-        elif decision == "ask":
-            if self._agreement is not None:
-                # The shortest, as the last one may have been an exception.
-                self._agreement.ask(self._step, min(self._steps_ns))
+        elif decision == "ask" and self._agreement is not None:
+            # The shortest, as the last one may have been an exception.
+            self._agreement.ask(self._step, min(self._steps_ns))
         else:
             self._recorder.annotate(self._step + 1)
 

@@ -129,13 +129,13 @@ class LoopTimer:
         self._since_ns: dict[str, int] = {}  # starts of running intervals within the batch
         self._passed_ns: Counter[str] = Counter()  # and their durations until they were paused
 
-    def begin_epoch(self, resumed: Epoch | None = None) -> None:
-        """Begin an epoch of training, or go on with the times of an interrupted one. An open epoch is dropped."""
+    def begin_epoch(self, resumed: Epoch | None = None, within: str | None = None) -> None:
+        """Begin an epoch, or continue an interrupted one; drop an open one. Its slice ends ``within`` an action."""
         self.end_epoch()
         self.resumed = None
         between = self.end_stage(BETWEEN_EPOCHS) or StageTimes()
         self._epoch = resumed or {"train": StageTimes(), "validation": StageTimes(), BETWEEN_EPOCHS: between}
-        self.begin_stage("train")
+        self.begin_stage("train", within)
 
     def end_epoch(self) -> Epoch | None:
         """End the epoch and return its times by stage, or None."""
@@ -150,14 +150,14 @@ class LoopTimer:
         self._settle()
         return self._epoch
 
-    def begin_stage(self, stage: str) -> None:
+    def begin_stage(self, stage: str, within: str | None = None) -> None:
         """Begin a stage within the innermost one: a validation, a test or a prediction."""
         self.end_stage(stage)
         self._settle()
         # The runs of validation within an epoch are added up.
         self._stages[stage] = (self._epoch or {}).get(stage) or StageTimes()
         if stage != BETWEEN_EPOCHS:
-            self._begin_slice(f"{stage} epoch")
+            self._begin_slice(f"{stage} epoch", within)
 
     def end_stage(self, stage: str) -> StageTimes | None:
         """End a stage and those within it. Return its times, or None if it is not open."""
@@ -224,7 +224,7 @@ class LoopTimer:
             self._begin_slice(part, action_name)
         if action_name == _RUN_EPOCH:
             if self._epoch is None:  # Lightning calls no hook when it resumes within an epoch
-                self.begin_epoch(self.resumed)
+                self.begin_epoch(self.resumed, action_name)
             self._expected = DATA_LOADING  # next, the workers of the loader are started
         elif action.hook == "training_step":
             self.pause(_STEP)
