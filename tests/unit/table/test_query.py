@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -395,6 +396,15 @@ def test_query_that_does_more_than_select_is_refused(tmp_path: Path, cache: Path
 )
 def test_query_that_reads_is_run(tmp_path: Path, sql: str) -> None:
     assert ask(write_torch(tmp_path / "t.json", STEPS), sql)
+
+
+def test_query_that_cannot_be_interrupted_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.table.database._STOP_S", 0.01)
+    path = write_torch(tmp_path / "t.json", STEPS)
+    with pytest.raises(QueryError, match=r"longer than 0\.01 s"):
+        ask(path, "SELECT list_sum(range(10000000))", limits=Limits(seconds=0.01))
+    (late,) = [thread for thread in threading.enumerate() if thread.name == "tracekit query"]
+    late.join()
 
 
 def test_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
