@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -60,6 +63,8 @@ async def refusal(client: mcp.Client, tool: str, **arguments: Any) -> str:
 
 
 def test_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
+    shutil.copytree(runs / "fast", runs / os.fsdecode(b"od\nd\xff"))
+
     async def questions(client: mcp.Client) -> None:
         tools = (await client.list_tools()).tools
         assert {tool.name for tool in tools} == {
@@ -67,7 +72,7 @@ def test_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
         }  # fmt: skip
         assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in tools)
         listed = (await call(client, "list_runs")).splitlines()
-        assert sorted(line.split()[-1] for line in listed) == ["fast", "slow"]
+        assert sorted(line.split()[-1] for line in listed) == ["fast", "od\ufffdd\ufffd", "slow"]
         assert (await call(client, "list_runs", search="fas")).endswith("fast")
         assert "steps" in await call(client, "summary", run="fast")
         assert "rank" in await call(client, "stragglers", run="fast")
@@ -131,6 +136,31 @@ def test_link_serves_the_trace_until_the_agent_leaves(runs: Path) -> None:
     ask(runs, questions)
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(addresses[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_server_and_its_links_while_the_agent_waits(runs: Path, number: signal.Signals) -> None:
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "agent", "version": "1"}}
+    link = {"name": "open_link", "arguments": {"trace": "fast/full_rank0_step4.json.gz"}}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tracekit", "mcp", str(runs)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for asked in (
+            {"id": 0, "method": "initialize", "params": hello},
+            {"method": "notifications/initialized"},
+            {"id": 1, "method": "tools/call", "params": link},
+        ):
+            server.stdin.write(orjson.dumps({"jsonrpc": "2.0", **asked}) + b"\n")
+            server.stdin.flush()
+        server.stdout.readline()
+        address = orjson.loads(server.stdout.readline())["result"]["content"][0]["text"]
+        server.send_signal(number)
+        assert server.wait(60) == 128 + number
+    with contextlib.suppress(OSError):
+        while True:  # until it has ended too
+            urllib.request.urlopen(address).close()
 
 
 def test_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
