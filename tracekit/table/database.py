@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -190,10 +191,8 @@ class Database:
         return str(statement.query), str(selected.query)
 
     def _only_statement(self, sql: str) -> Any:
-        try:
+        with self._explained():
             statements = self._connection.extract_statements(sql)
-        except self._errors as error:
-            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
         if len(statements) != 1:
             raise QueryError(f"the query holds {len(statements)} statements; give one SELECT, DESCRIBE or EXPLAIN")
         if statements[0].type.name not in _ALLOWED:
@@ -264,9 +263,16 @@ class Database:
                 self._is_abandoned = thread.is_alive()
         if is_late:
             raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped")
-        try:
+        with self._explained():
             for error in errors:
                 raise error
+        return answers[0]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Give errors of the engine the words for a user."""
+        try:
+            yield
         except self._out_of_memory as error:
             raise QueryError(
                 f"the query needs more memory than {_memory(self._limits.memory_bytes)}; allow more (--max-memory), "
@@ -274,7 +280,6 @@ class Database:
             ) from error
         except self._errors as error:
             raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
-        return answers[0]
 
     def _check_count(self, rows: int) -> None:
         if rows > self._limits.rows:
@@ -282,10 +287,8 @@ class Database:
 
     def relation(self, sql: str) -> Any:
         """Return a statement that was checked as a relation of DuckDB, which runs when it is read."""
-        try:
+        with self._explained():
             return self._connection.sql(sql)
-        except self._errors as error:
-            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
 
 
 class _Stream:

@@ -66,16 +66,8 @@ class AgentServer:
             "tracekit", version=__version__, instructions=_INSTRUCTIONS, lifespan=self._lifespan, log_level="WARNING"
         )
         read_only = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        for tool in (
-            self.list_runs,
-            self.summary,
-            self.stragglers,
-            self.outlier_steps,
-            self.diff,
-            self.top_kernels,
-            self.query,
-            self.open_link,
-        ):
+        answers = (self.list_runs, self.summary, self.stragglers, self.outlier_steps, self.diff, self.top_kernels)
+        for tool in (*answers, self.query, self.open_link):
             self.server.add_tool(tool, annotations=read_only, structured_output=False)
         self.server.resource("tracekit://schema", name="schema", description="The tables and columns of query.")(
             schema_text
