@@ -208,6 +208,17 @@ def test_merged_trace_has_the_ranks_and_steps_of_its_inputs(tmp_path: Path) -> N
         ask(tmp_path / "merged*", sql)
 
 
+def test_trace_of_jax_has_the_rank_and_the_clock_of_its_anchors(tmp_path: Path) -> None:
+    args = {"wall_ns": str(BASE + 10_001), "rank": "3", "host": "gpu7"}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 701, "args": {"name": "/host:CPU"}},
+        {"ph": "X", "name": "tracekit_clock_anchor", "pid": 701, "tid": 1, "ts": 10, "dur": 0.002, "args": args},
+    ]
+    path = tmp_path / "process0-gpu7.trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert ask(path, "SELECT rank, host, start_ns FROM ranks") == [(3, "gpu7", BASE + 10_000)]
+
+
 def test_files_without_a_rank_get_free_ones(tmp_path: Path) -> None:
     write_torch(tmp_path / "a.json", STEPS, 1)
     (tmp_path / "b.json").write_text(json.dumps([x("a", 1, 1)]))
