@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING, Any, Final
@@ -60,8 +60,7 @@ class AgentServer:
         for given, folder in zip(folders, self._folders, strict=True):
             if not folder.is_dir():
                 raise ConfigError(f"{given}: not a folder on this machine; give folders that hold runs")
-        self._links = AsyncExitStack()
-        self._opened: list[Process] = []
+        self._links: list[Process] = []
         self.server = MCPServer(
             "tracekit", version=__version__, instructions=_INSTRUCTIONS, lifespan=self._lifespan, log_level="WARNING"
         )
@@ -87,14 +86,22 @@ class AgentServer:
 
     def _stop(self, number: int, _: object) -> None:
         # The thread that reads stdin would keep the process alive.
-        for process in self._opened:
-            _end(process)
+        self._end_links()
         os._exit(128 + number)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
-        async with self._links:
+        try:
             yield
+        finally:
+            self._end_links()
+            for process in self._links:
+                await process.aclose()
+
+    def _end_links(self) -> None:
+        for process in self._links:
+            if process.returncode is None:
+                process.terminate()
 
     # ---- the tools: their docstrings are what the agent reads -----------------------------------------------------------
 
@@ -141,11 +148,8 @@ class AgentServer:
     async def open_link(self, trace: str) -> str:
         """Give a link that opens a trace in Perfetto, in a browser on this machine. It works for an hour at most."""
         command = _program("open", "--no-browser", "--json", "--timeout", "3600", "--", self._place(trace))
-        process = await self._links.enter_async_context(
-            await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
-        )
-        self._links.callback(_end, process)
-        self._opened.append(process)
+        process = await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
+        self._links.append(process)
         return str(json.loads(await _first_document(process))["address"])
 
     # ---- how they do it -------------------------------------------------------------------------------------------------
@@ -233,8 +237,3 @@ async def _first_document(process: Process) -> str:
                 return text.decode()
     stderr = b"" if process.stderr is None else b"".join([piece async for piece in process.stderr])
     raise ToolError(_message(stderr) or "tracekit open ended before it had an address")
-
-
-def _end(process: Process) -> None:
-    if process.returncode is None:
-        process.terminate()

@@ -159,11 +159,8 @@ def loading_advice(count: int, event_args: str) -> str | None:
     """Return how long Perfetto loads a trace of ``count`` unpacked bytes and what shortens it; None for a small one."""
     if count <= _ADVICE_BYTES:
         return None
-    size = (
-        f"{size_words(count)} unpacked"
-        if count <= BROWSER_LIMIT_BYTES
-        else f"more than {size_words(BROWSER_LIMIT_BYTES)}"
-    )
+    is_more = count > BROWSER_LIMIT_BYTES
+    size = f"more than {size_words(BROWSER_LIMIT_BYTES)}" if is_more else f"{size_words(count)} unpacked"
     advice = f"{size}: Perfetto takes about {count / _LOADING_BYTES_PER_S:.0f} s to load this"
     if event_args == "all":
         advice += "; without arguments of events it loads 2 to 5 times as fast: pass --args ids or --args none"

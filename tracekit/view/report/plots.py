@@ -72,13 +72,9 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
     drawing.ticks(_step_ticks(shown), "step")
     if banded:
         one, of = ("step", "step") if ranks == 1 else ("rank", "of the ranks")
-        drawing.legend(
-            [
-                ("tk-line", "", f"median {of}", ""),
-                ("tk-line tk-second", "", f"slowest {one}", ""),
-                ("tk-band", "", f"from the fastest to the slowest {one}", ""),
-            ]
-        )
+        entries = [("tk-line", f"median {of}"), ("tk-line tk-second", f"slowest {one}")]
+        entries.append(("tk-band", f"from the fastest to the slowest {one}"))
+        drawing.legend((kind, "", meaning, "") for kind, meaning in entries)
     if together:
         each = -(-len(points) // len(shown))
         drawing.note(f"each point: {each:,} steps")
