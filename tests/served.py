@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from tracekit.view.open.ui import PerfettoUI
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["TOKEN", "Answer", "Served", "rank_trace", "served"]
+__all__ = ["TOKEN", "Answer", "Served", "rank_trace", "served", "write_run"]
 
 TOKEN = "a-token-for-the-tests"
 PATIENCE_S = 200.0
@@ -128,6 +128,13 @@ def served(
         serving.should_exit = True
         thread.join()
         service.close()
+
+
+def write_run(folder: Path, *ranks: int, **options: Any) -> None:
+    """Write the traces of some ranks; see `rank_trace`."""
+    folder.mkdir(parents=True)
+    for rank in ranks:
+        (folder / f"rank{rank}.json").write_text(rank_trace(rank, **options))
 
 
 def rank_trace(rank: int, *, run: str = "run", steps: int = 20, name: str = "forward", ended: bool = True) -> str:

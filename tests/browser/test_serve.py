@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.perfetto.browser import perfetto_ui, run_program
-from tests.served import TOKEN, Served, rank_trace, served
+from tests.served import TOKEN, Served, served, write_run
 from tracekit.capture.control_folder import ControlFolder
 from tracekit.view.open.ui import PerfettoUI, bundled_ui
 
@@ -74,9 +74,7 @@ def assert_good(seen: Any, server: Served) -> None:
 def root(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     for name, ranks in (("good", (0, 1)), ("team/cut", (0,))):
-        (root / name).mkdir(parents=True)
-        for rank in ranks:
-            (root / name / f"rank{rank}.json").write_text(rank_trace(rank, run=name, ended=name == "good"))
+        write_run(root / name, *ranks, run=name, ended=name == "good")
     return root
 
 

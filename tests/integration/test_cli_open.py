@@ -138,6 +138,11 @@ def test_trace_that_is_too_big_is_refused_and_of_a_large_one_the_time_is_said(
     for remedy in ("tracekit trim", "tracekit split", f"trace_processor server http {trace}", "--force"):
         assert remedy in err
     assert (opened, handed_over) == ([], [])
+    assert main(["open", "--args", "none", str(trace.parent)]) == 1
+    err = capsys.readouterr().err
+    assert "-o part.json.gz merged.json.gz)" in err  # not a file that is gone by now
+    assert err.endswith(". Pass -o merged.json.gz to keep this trace\n")
+    assert "--args none" not in err
     assert main(["open", "--force", str(trace)]) == 0
     assert len(opened) == 1
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -60,6 +63,8 @@ async def refusal(client: mcp.Client, tool: str, **arguments: Any) -> str:
 
 
 def test_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
+    shutil.copytree(runs / "fast", runs / os.fsdecode(b"od\nd\xff"))
+
     async def questions(client: mcp.Client) -> None:
         tools = (await client.list_tools()).tools
         assert {tool.name for tool in tools} == {
@@ -67,7 +72,7 @@ def test_agent_gets_the_answers_of_the_commands(runs: Path) -> None:
         }  # fmt: skip
         assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in tools)
         listed = (await call(client, "list_runs")).splitlines()
-        assert sorted(line.split()[-1] for line in listed) == ["fast", "slow"]
+        assert sorted(line.split()[-1] for line in listed) == ["fast", "od\ufffdd\ufffd", "slow"]
         assert (await call(client, "list_runs", search="fas")).endswith("fast")
         assert "steps" in await call(client, "summary", run="fast")
         assert "rank" in await call(client, "stragglers", run="fast")
@@ -118,7 +123,8 @@ def test_long_answers_come_in_pages_and_longer_lines_say_what_is_cut(runs: Path)
     ask(runs, questions)
 
 
-def test_link_serves_the_trace_until_the_agent_leaves(runs: Path) -> None:
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+def test_link_serves_the_trace_until_the_agent_leaves_or_a_signal_comes(runs: Path, number: int | None) -> None:
     addresses = []
 
     async def questions(client: mcp.Client) -> None:
@@ -127,6 +133,12 @@ def test_link_serves_the_trace_until_the_agent_leaves(runs: Path) -> None:
         with urllib.request.urlopen(address) as page:
             assert b"full_rank0_step4.json.gz" in page.read()
         addresses.append(address)
+        if number is not None:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            os.kill(int(children[-1]), number)  # while it waits for the agent
+            with contextlib.suppress(OSError):
+                while True:
+                    urllib.request.urlopen(address).close()
 
     ask(runs, questions)
     with pytest.raises(OSError, match="refused"):

@@ -75,9 +75,12 @@ def run(args: argparse.Namespace) -> int:
             )
             bar.update(1.0, "measuring the trace")
             unpacked_bytes = counted_bytes(str(prepared.path))
-            problem = None if args.force else too_big(str(prepared.path), unpacked_bytes)
+            is_kept = not prepared.path.is_relative_to(folder)
+            shown = str(prepared.path) if is_kept else args.files[0] if prepared.merge is None else "merged.json.gz"
+            problem = None if args.force else too_big(shown, unpacked_bytes, args.event_args)
             if problem is not None:
-                raise CommandError(problem)
+                is_lost = prepared.merge is not None and not is_kept
+                raise CommandError(f"{problem}. Pass -o {shown} to keep this trace" if is_lost else problem)
             if not args.force:
                 prepared = mended(prepared, Path(folder), bar.update)
         with OneFileServer(prepared.path, ui, port=args.port) as server:
@@ -92,10 +95,9 @@ def run(args: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 return OK
     if not handed_over:
-        kept = args.output is not None or prepared.merge is None
         otherwise = (
             _by_hand(prepared.path)
-            if kept
+            if not prepared.path.is_relative_to(folder)
             else f"write it with tracekit merge -o FILE, and drag that onto {PERFETTO_UI}"
         )
         raise CommandError(f"nobody came for the trace in {args.timeout:g} s; run it again, or {otherwise}")

@@ -200,6 +200,8 @@ def _rank(
     if own is not None:
         for name, stage_ns, meets in zip(own.names, own.totals_ns.tolist(), own.meets, strict=True):
             of_steps = stage_ns / total if total else 0.0
+            if not stage_ns:  # an evaluation, for example, whose steps do not count
+                continue
             stages.append(StageSummary(name=name, total_ns=int(stage_ns), share_of_steps=of_steps, collective=meets))
     return RankSummary(
         rank=rank,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from array import array
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracekit import core
+from tracekit.formats.byte_stream import ByteStream
 from tracekit.formats.json.reader import TraceReader, decode
 from tracekit.formats.merged_head import merged_ranks
-from tracekit.formats.rank_trace import COMPOSER_RANK_EVENT, METADATA_EVENT
+from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPOSER_RANK_EVENT, METADATA_EVENT
 from tracekit.formats.trace_event import (
     FREE_NUMBERS,
     FreeNumbers,
+    decode_dict,
     decode_event,
     decode_json,
     decode_or_none,
@@ -21,6 +24,7 @@ from tracekit.formats.trace_event import (
     raw_number,
     time_field,
 )
+from tracekit.formats.xprof import ANCHOR_EVENT, host_in_name, start_in_xplane, start_of_anchors
 from tracekit.storage import without_secrets
 from tracekit.structs import Struct, field
 from tracekit.table.account import AccountCollector
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
 _MEMORY_BYTES: Final = 8 * 1024 * 1024
 _MORE, _ODD = 0, 1
 _MAX_NAME: Final = 200
+_XPROF: Final = re.compile(rb'"/(?:host|device):')
+_ANCHOR: Final = re.compile(rb'\{[^{}]*"%b"[^{}]*\{[^{}]*\}[^{}]*\}' % ANCHOR_EVENT.encode())
+_MAX_ANCHOR_BYTES: Final = 1 << 14
 
 
 class TrackFacts(Struct):
@@ -105,7 +112,7 @@ def read_columns(
         OSError: The scratch file cannot be written.
     """
     sink = new_columns(folder, keeps_args=keeps_args)
-    metadata = _Metadata()
+    metadata = _Metadata(path)
     start = 0
     stream = None
     writer = RowWriter(sink, metadata.take if growth is None else _both(growth.note_metadata, metadata.take))
@@ -203,7 +210,7 @@ class Head(NamedTuple):
 
 def peek_head(path: str) -> Head:
     """Return the facts in the head of a file."""
-    metadata = _Metadata()
+    metadata = _Metadata(path)
     with TraceReader(path) as reader:
         if merged_ranks(reader.header) is not None:
             return Head(is_merged=True)
@@ -256,7 +263,8 @@ def _take_noted(columns: _merge.Columns, writer: RowWriter, metadata: Callable[[
 class _Metadata:
     """The metadata of a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self._profile = _profile_start(path)
         self.on_timestamp: Callable[[Event, Any, dict[str, Any]], None] | None = None
         self._account = AccountCollector()
         self._own: dict[str, Any] = {}
@@ -293,7 +301,7 @@ class _Metadata:
 
     def rank(self, reader: TraceReader) -> int | None:
         """Return the rank that a trace states, as far as it was read."""
-        found = stated_rank(reader.path, rank_inside(reader.header, self._own, self._composer_ranks))
+        found = stated_rank(reader.path, rank_inside(reader.header, self._own or self._profile, self._composer_ranks))
         return None if found is None else found[0]
 
     def facts(self, reader: TraceReader, tracks: Sequence[tuple[bytes, bytes]], writer: RowWriter) -> FileFacts:
@@ -301,14 +309,15 @@ class _Metadata:
         header = reader.header
         ranks = merged_ranks(header)
         own = header.get("tracekit")
-        hosts = (self._own.get("host"), header.get("host_name"), own.get("host") if isinstance(own, dict) else None)
+        stated = self._own or self._profile
+        hosts = (stated.get("host"), header.get("host_name"), own.get("host") if isinstance(own, dict) else None)
         facts = FileFacts(
             path=without_secrets(reader.path),
             rank=None if ranks is not None else self.rank(reader),
             is_merged=ranks is not None,
             host=next((host for host in hosts if isinstance(host, str)), None),
             # The metadata of a process in a merged trace states the base of its input.
-            base_ns=base_of(header, {} if ranks is not None else self._own),
+            base_ns=base_of(header, {} if ranks is not None else stated),
             damage=_damage(reader, writer.unusable),
             unusable=writer.unusable,
         )
@@ -329,6 +338,26 @@ class _Metadata:
         facts.steps = writer.steps.steps(groups)
         facts.has_batches = writer.steps.has_batches
         return facts
+
+
+def _profile_start(path: str) -> dict[str, Any]:
+    """Return the identity and the base time of a trace of XLA's profiler; an empty dictionary for other files."""
+    if host_in_name(path) is None:
+        return {}
+    anchors: list[tuple[int, int, dict[str, Any]]] = []
+    text = b""
+    with ByteStream(path) as stream:
+        while piece := stream.read():
+            if not text and not _XPROF.search(piece):
+                return {}
+            text = text[-_MAX_ANCHOR_BYTES:] + piece
+            anchors += [
+                (time_field(event.ts) or 0, time_field(event.dur) or 0, decode_dict(event.args))
+                for event in map(decode_event, _ANCHOR.findall(text))
+            ]
+    profile = start_of_anchors(anchors) or start_in_xplane(path)
+    base = {} if profile.start_ns is None else {BASE_TIME_KEY: profile.start_ns}
+    return {**profile.identity, **base}
 
 
 def _keep(names: dict[Any, str], key: Any, name: Any) -> None:

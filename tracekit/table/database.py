@@ -26,6 +26,7 @@ _ALLOWED: Final = frozenset({"SELECT", "EXPLAIN"})
 # Operators of a plan that do more than read.
 _EFFECT: Final = re.compile("COPY|INSERT|UPDATE|DELETE|MERGE_INTO|JSON_EXECUTE")
 _BATCH_ROWS: Final = 10_000
+_STOP_S: Final = 3.0  # for the engine to stop when it is interrupted
 _FIRST_MEMORY_BYTES: Final = 350 * 10**6
 """Memory that tracekit's own statements get at first. They all use the disk beyond it, except aggregates that keep values."""
 
@@ -72,6 +73,7 @@ class Database:
 
         self._limits = limits
         self._memory_bytes = min(limits.memory_bytes, _FIRST_MEMORY_BYTES)
+        self._is_abandoned = False
         self._errors: tuple[type[Exception], ...] = (duckdb.Error,)
         self._out_of_memory: type[Exception] = duckdb.OutOfMemoryException
         config: dict[str, Any] = {
@@ -94,7 +96,8 @@ class Database:
 
     def close(self) -> None:
         """Close the connection, and wait for its threads."""
-        self._connection.close()
+        if not self._is_abandoned:
+            self._connection.close()
 
     # Statements of tracekit itself.
 
@@ -187,10 +190,8 @@ class Database:
         return str(statement.query), str(selected.query)
 
     def _only_statement(self, sql: str) -> Any:
-        try:
+        with self._explained():
             statements = self._connection.extract_statements(sql)
-        except self._errors as error:
-            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
         if len(statements) != 1:
             raise QueryError(f"the query holds {len(statements)} statements; give one SELECT, DESCRIBE or EXPLAIN")
         if statements[0].type.name not in _ALLOWED:
@@ -205,8 +206,7 @@ class Database:
         A SELECT can hold a COPY or an INSERT in a WITH clause, and a function that runs other statements. The plan shows both,
         wherever they stand.
         """
-        with self._limited():
-            plan = self._connection.execute(f"EXPLAIN (FORMAT json) {selected}").fetchall()
+        plan = self._limited(lambda: self._connection.execute(f"EXPLAIN (FORMAT json) {selected}").fetchall())
         nodes = [node for _, text in plan for root in json.loads(text) for node in _nodes(root)]
         for node in nodes:
             if (match := _EFFECT.search(node["name"])) is not None:
@@ -215,41 +215,70 @@ class Database:
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Run a statement that was checked; return the names of the columns, and the rows."""
-        with self._limited():
+
+        def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
             result = self._connection.execute(sql)
-            names = [column[0] for column in result.description or ()]
-            rows = list(result.fetchmany(self._limits.rows + 1))
+            return [column[0] for column in result.description or ()], result.fetchmany(self._limits.rows + 1)
+
+        names, rows = self._limited(ask)
         self._check_count(len(rows))
         return names, rows
 
     def write_query(self, sql: str, path: Path, scratch: Path) -> None:
         """Run a statement that was checked, and write its rows as Parquet; ``scratch`` is a private folder."""
-        # This connection may be locked; the other one reads only the result.
-        with self._limited(), Database(scratch, self._limits) as writer:
-            writer.write_arrow(_Stream(self._connection, sql), path)
-            count = writer.run(f"SELECT count(*) FROM {self.read_parquet([path])}")
-        self._check_count(count[0][0])
+
+        def write() -> int:
+            # This connection may be locked; the other one reads only the result.
+            with Database(scratch, self._limits) as writer:
+                writer.write_arrow(_Stream(self._connection, sql), path)
+                return int(writer.run(f"SELECT count(*) FROM {self.read_parquet([path])}")[0][0])
+
+        self._check_count(self._limited(write))
+
+    def _limited(self, ask: Callable[[], T]) -> T:
+        """Return an answer of the engine within the time limit, and give its errors the words for a user.
+
+        The engine cannot interrupt a single function, such as ``range(300000000)`` in a constant. A thread that goes on is
+        abandoned: it ends with the process.
+        """
+        answers: list[T] = []
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                answers.append(ask())
+            except Exception as error:  # noqa: BLE001 - the caller raises it
+                errors.append(error)
+
+        thread = threading.Thread(target=work, name="tracekit query", daemon=True)
+        thread.start()
+        try:
+            thread.join(min(self._limits.seconds, MAX_SECONDS))
+        finally:  # also at Ctrl-C
+            is_late = self._is_abandoned = thread.is_alive()
+            if is_late:
+                self._connection.interrupt()
+                thread.join(_STOP_S)
+                self._is_abandoned = thread.is_alive()
+        if is_late:
+            raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped")
+        with self._explained():
+            for error in errors:
+                raise error
+        return answers[0]
 
     @contextlib.contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Interrupt a statement that takes too long, and give errors of the engine the words for a user."""
-        timer = threading.Timer(min(self._limits.seconds, MAX_SECONDS), self._connection.interrupt)
-        timer.daemon = True
-        timer.start()
+    def _explained(self) -> Iterator[None]:
+        """Give errors of the engine the words for a user."""
         try:
             yield
+        except self._out_of_memory as error:
+            raise QueryError(
+                f"the query needs more memory than {_memory(self._limits.memory_bytes)}; allow more (--max-memory), "
+                "or ask for fewer rows or groups"
+            ) from error
         except self._errors as error:
-            if type(error).__name__ == "InterruptException":
-                raise QueryError(f"the query takes longer than {self._limits.seconds:g} s and was stopped") from error
-            if isinstance(error, self._out_of_memory):
-                raise QueryError(
-                    f"the query needs more memory than {_memory(self._limits.memory_bytes)}; allow more (--max-memory), "
-                    "or ask for fewer rows or groups"
-                ) from error
             raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
-        finally:
-            timer.cancel()
-            timer.join()
 
     def _check_count(self, rows: int) -> None:
         if rows > self._limits.rows:
@@ -257,10 +286,8 @@ class Database:
 
     def relation(self, sql: str) -> Any:
         """Return a statement that was checked as a relation of DuckDB, which runs when it is read."""
-        try:
+        with self._explained():
             return self._connection.sql(sql)
-        except self._errors as error:
-            raise QueryError(f"the query cannot be run: {_first_line(error)}") from error
 
 
 class _Stream:

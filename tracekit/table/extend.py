@@ -100,7 +100,7 @@ def nest_slices(database: Database, folder: Path, tracks: int) -> None:
     path = folder / "nesting.parquet"
     write_columns(database, columns, "events", path)
     rows = rows_of("events", folder, [Part(path.name, 0, slices)])
-    database.run(f"CREATE TEMP TABLE nesting AS SELECT id AS place, depth, parent, self_ns FROM ({rows})")
+    database.run(f"CREATE OR REPLACE TEMP TABLE nesting AS SELECT id AS place, depth, parent, self_ns FROM ({rows})")
     path.unlink()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-VERSION: Final = 7
+VERSION: Final = 8
 """The version of what the cache holds. A change of columns or of their meaning needs the next number."""
 
 _SCHEMA: Final = """\

@@ -6,14 +6,15 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from tracekit.structs import Struct
-from tracekit.table.build import FACTS, LIMITS
+from tracekit.table.build import FACTS
 from tracekit.table.cache import key_of
-from tracekit.table.database import Database
 from tracekit.table.extend import nest_slices, replaced, rows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tracekit.table.database import Database
     from tracekit.table.growth import Part
 
 PARENT_MEMBER: Final = "parent_member"
@@ -23,7 +24,7 @@ _NESTED: Final = ("depth", "parent", "self_ns")
 
 # Threads with slices of two files at one time.
 _SHARED: Final = """
-CREATE TEMP TABLE shared_track AS
+CREATE OR REPLACE TEMP TABLE shared_track AS
 WITH part AS (
     SELECT t.member, t.track, t.pid, t.tid, min(s.start_ns + t.base_ns) AS first_ns,
         max(s.start_ns + s.duration_ns + t.base_ns) AS last_ns
@@ -36,13 +37,13 @@ SELECT t.member, t.track, t.base_ns, dense_rank() OVER (ORDER BY pid, tid) - 1 A
 FROM member_track t SEMI JOIN shared USING (pid, tid)"""
 
 _SLICES: Final = """
-CREATE TEMP TABLE to_nest AS
+CREATE OR REPLACE TEMP TABLE to_nest AS
 SELECT row_number() OVER (ORDER BY s.start_ns + t.base_ns, s.duration_ns DESC, s.member, s.depth, s.id) - 1 AS place,
     s.member, s.id, t.thread AS track, s.start_ns + t.base_ns AS start_ns, s.duration_ns
 FROM member_slice s JOIN shared_track t USING (member, track)"""
 
 _NESTED_SLICES: Final = """
-CREATE TEMP TABLE nested_slice AS
+CREATE OR REPLACE TEMP TABLE nested_slice AS
 SELECT s.member, s.id, n.depth, p.id AS parent, p.member AS parent_member, n.self_ns
 FROM to_nest s JOIN nesting n USING (place) LEFT JOIN to_nest p ON p.place = n.parent"""
 
@@ -74,19 +75,19 @@ class SharedThreads(Struct, frozen=True):
         """Return the key of the entry."""
         return key_of([(member.folder.name, member.base_ns) for member in self.members])
 
-    def build(self, folder: Path, *_: object) -> None:
+    def build(self, folder: Path, _: object, open_database: Callable[[], Database], *__: object) -> None:
         """Write the events of each member with a shared thread."""
-        with Database(folder, LIMITS) as database:
-            self._create_slices(database)
-            database.run(_SHARED)
-            shared = [member for (member,) in database.run("SELECT DISTINCT member FROM shared_track ORDER BY member")]
-            if shared:
-                database.run(_SLICES)
-                ((threads,),) = database.run("SELECT max(track) + 1 FROM to_nest")
-                nest_slices(database, folder, threads)
-                database.run(_NESTED_SLICES)
-            for member in shared:
-                _write_events(database, member, folder / f"events-{member}.parquet")
+        database = open_database()
+        self._create_slices(database)
+        database.run(_SHARED)
+        shared = [member for (member,) in database.run("SELECT DISTINCT member FROM shared_track ORDER BY member")]
+        if shared:
+            database.run(_SLICES)
+            ((threads,),) = database.run("SELECT max(track) + 1 FROM to_nest")
+            nest_slices(database, folder, threads)
+            database.run(_NESTED_SLICES)
+        for member in shared:
+            _write_events(database, member, folder / f"events-{member}.parquet")
         (folder / FACTS).write_text(json.dumps({"members": shared}), encoding="ascii")
 
     def _create_slices(self, database: Database) -> None:
@@ -94,7 +95,7 @@ class SharedThreads(Struct, frozen=True):
         slices, tracks = [], []
         for number, member in enumerate(self.members):
             rows = rows_of("events", member.folder, member.parts)
-            database.run(f"CREATE TEMP VIEW events_{number} AS {rows}")
+            database.run(f"CREATE OR REPLACE TEMP VIEW events_{number} AS {rows}")
             slices.append(
                 f"SELECT {number} AS member, id, track, depth, start_ns, duration_ns FROM events_{number} WHERE phase = 88"
             )
@@ -102,8 +103,8 @@ class SharedThreads(Struct, frozen=True):
             tracks.append(
                 f"SELECT {number} AS member, track, pid, tid, {member.base_ns}::BIGINT AS base_ns FROM {source}"
             )
-        database.run(f"CREATE TEMP VIEW member_slice AS {' UNION ALL '.join(slices)}")
-        database.run(f"CREATE TEMP VIEW member_track AS {' UNION ALL '.join(tracks)}")
+        database.run(f"CREATE OR REPLACE TEMP VIEW member_slice AS {' UNION ALL '.join(slices)}")
+        database.run(f"CREATE OR REPLACE TEMP VIEW member_track AS {' UNION ALL '.join(tracks)}")
 
 
 def nested_events(folder: Path) -> dict[int, Path]:

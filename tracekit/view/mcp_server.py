@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError, MissingExtraError
+from tracekit.markup import visible
 from tracekit.table.schema import schema_text
 from tracekit.traces.inputs import find_runs
 from tracekit.version import __version__
@@ -58,40 +60,54 @@ class AgentServer:
         for given, folder in zip(folders, self._folders, strict=True):
             if not folder.is_dir():
                 raise ConfigError(f"{given}: not a folder on this machine; give folders that hold runs")
-        self._links = AsyncExitStack()
+        self._links: list[Process] = []
         self.server = MCPServer(
             "tracekit", version=__version__, instructions=_INSTRUCTIONS, lifespan=self._lifespan, log_level="WARNING"
         )
         read_only = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        for tool in (
-            self.list_runs,
-            self.summary,
-            self.stragglers,
-            self.outlier_steps,
-            self.diff,
-            self.top_kernels,
-            self.query,
-            self.open_link,
-        ):
+        answers = (self.list_runs, self.summary, self.stragglers, self.outlier_steps, self.diff, self.top_kernels)
+        for tool in (*answers, self.query, self.open_link):
             self.server.add_tool(tool, annotations=read_only, structured_output=False)
         self.server.resource("tracekit://schema", name="schema", description="The tables and columns of query.")(
             schema_text
         )
 
     def run(self) -> None:
-        """Answer on stdin and stdout until the agent closes them."""
-        self.server.run("stdio")
+        """Answer on stdin and stdout until the agent closes them, or a signal ends the process."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        try:
+            self.server.run("stdio")
+        except Exception as error:
+            # Groups of one error, such as a closed pipe.
+            while inner := getattr(error, "exceptions", ()):
+                error = inner[0]
+            raise error from None
+
+    def _stop(self, number: int, _: object) -> None:
+        # The thread that reads stdin would keep the process alive.
+        self._end_links()
+        os._exit(128 + number)
 
     @asynccontextmanager
     async def _lifespan(self, _: Any) -> AsyncIterator[None]:
-        async with self._links:
+        try:
             yield
+        finally:
+            self._end_links()
+            for process in self._links:
+                await process.aclose()
+
+    def _end_links(self) -> None:
+        for process in self._links:
+            if process.returncode is None:
+                process.terminate()
 
     # ---- the tools: their docstrings are what the agent reads -----------------------------------------------------------
 
     def list_runs(self, search: str = "", page: int = 1) -> str:
         """List the runs: folders that hold traces, the newest first. ``search`` selects names that contain it."""
-        named = [(run, self._name(run.path)) for folder in self._folders for run in find_runs(folder)]
+        named = [(run, visible(self._name(run.path))) for folder in self._folders for run in find_runs(folder)]
         runs = sorted(((run, name) for run, name in named if search.lower() in name.lower()), reverse=True)
         if not runs:
             return f"no run{f' with {search!r} in its name' if search else ''} in {', '.join(map(str, self._folders))}"
@@ -132,10 +148,8 @@ class AgentServer:
     async def open_link(self, trace: str) -> str:
         """Give a link that opens a trace in Perfetto, in a browser on this machine. It works for an hour at most."""
         command = _program("open", "--no-browser", "--json", "--timeout", "3600", "--", self._place(trace))
-        process = await self._links.enter_async_context(
-            await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
-        )
-        self._links.callback(_end, process)
+        process = await anyio.open_process(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, env=_environment())
+        self._links.append(process)
         return str(json.loads(await _first_document(process))["address"])
 
     # ---- how they do it -------------------------------------------------------------------------------------------------
@@ -158,7 +172,7 @@ class AgentServer:
                 for link in filter(Path.is_symlink, path.rglob("*") if path.is_dir() else ()):
                     if not self._holds(link.resolve()):
                         raise ToolError(
-                            f"{link}: this link leads out of the folders that may be read; name another run"
+                            f"{visible(str(link))}: this link leads out of the folders that may be read; name another run"
                         )
                 return str(path)
         folders = ", ".join(map(str, self._folders))
@@ -210,7 +224,7 @@ def _page(text: str, page: int, heads: int = 0) -> str:
     if not 1 <= page <= len(pages):
         raise ToolError(f"page {page} does not exist; the last page is {len(pages)}")
     more = f"\n[page {page} of {len(pages)}]" if len(pages) > 1 else ""
-    return head + pages[page - 1].rstrip("\n") + more
+    return head + pages[page - 1].rstrip() + more
 
 
 async def _first_document(process: Process) -> str:
@@ -223,8 +237,3 @@ async def _first_document(process: Process) -> str:
                 return text.decode()
     stderr = b"" if process.stderr is None else b"".join([piece async for piece in process.stderr])
     raise ToolError(_message(stderr) or "tracekit open ended before it had an address")
-
-
-def _end(process: Process) -> None:
-    if process.returncode is None:
-        process.terminate()

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -207,6 +208,17 @@ def test_merged_trace_has_the_ranks_and_steps_of_its_inputs(tmp_path: Path) -> N
         ask(tmp_path / "merged*", sql)
 
 
+def test_trace_of_jax_has_the_rank_and_the_clock_of_its_anchors(tmp_path: Path) -> None:
+    args = {"wall_ns": str(BASE + 10_001), "rank": "3", "host": "gpu7"}
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 701, "args": {"name": "/host:CPU"}},
+        {"ph": "X", "name": "tracekit_clock_anchor", "pid": 701, "tid": 1, "ts": 10, "dur": 0.002, "args": args},
+    ]
+    path = tmp_path / "process0-gpu7.trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert ask(path, "SELECT rank, host, start_ns FROM ranks") == [(3, "gpu7", BASE + 10_000)]
+
+
 def test_files_without_a_rank_get_free_ones(tmp_path: Path) -> None:
     write_torch(tmp_path / "a.json", STEPS, 1)
     (tmp_path / "b.json").write_text(json.dumps([x("a", 1, 1)]))
@@ -397,7 +409,7 @@ def test_query_that_reads_is_run(tmp_path: Path, sql: str) -> None:
     assert ask(write_torch(tmp_path / "t.json", STEPS), sql)
 
 
-def test_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
+def test_query_that_exceeds_a_limit_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_torch(tmp_path / "t.json", STEPS)
     endless = "SELECT count(*) FROM range(100000000) a, range(100000000) b WHERE a.range + b.range < 0"
     with pytest.raises(QueryError, match=r"longer than 0\.2 s"):
@@ -409,6 +421,11 @@ def test_query_that_exceeds_a_limit_is_stopped(tmp_path: Path) -> None:
         ask(path, "SELECT 1", limits=Limits(memory_bytes=10**6))
     with pytest.raises(QueryError, match=r"more memory than 50 MB; allow more \(--max-memory\)"):
         ask(path, "SELECT list(range) FROM range(100000000)", limits=Limits(memory_bytes=50_000_000))
+    monkeypatch.setattr("tracekit.table.database._STOP_S", 0.01)
+    with pytest.raises(QueryError, match=r"longer than 0\.01 s"):  # the engine does not interrupt a constant
+        ask(path, "SELECT list_sum(range(10000000))", limits=Limits(seconds=0.01))
+    (late,) = [thread for thread in threading.enumerate() if thread.name == "tracekit query"]
+    late.join()
 
 
 # Relations.

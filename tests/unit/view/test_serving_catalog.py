@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.served import rank_trace
-from tracekit.errors import ConfigError
 from tracekit.view.serve.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -158,12 +157,3 @@ def test_no_link_out_of_the_root_is_merged_whatever_its_name(tmp_path: Path, nam
     inputs = catalog.inputs(runs["run"])
     assert inputs.names == tuple(str(root / "run" / f"run-rank{rank}.json") for rank in (0, 1))
     assert inputs.notes == ("links that lead to other folders are not followed",)
-
-
-def test_what_cannot_be_a_root(tmp_path: Path) -> None:
-    (tmp_path / "file.json").write_text("[]")
-    with pytest.raises(ConfigError, match="is a file"):
-        Catalog(str(tmp_path / "file.json"))
-    runs, _, problem = Catalog(str(tmp_path / "none")).runs()
-    assert runs == []
-    assert "no such folder" in problem

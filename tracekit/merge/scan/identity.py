@@ -201,7 +201,7 @@ def check_claims(identities: Sequence[Mapping[int, ProcessIdentity]]) -> None:
             if others and not any(_together(identity, other) for identity in group for other in others):
                 raise MergeError(
                     f"{others[0].path} and {group[0].path} both claim rank {rank}, but are different processes "
-                    f"({_who(found[0])} and {_who(group)}); merge one of them, or tell their ranks with --rank FILE=N"
+                    f"({_who(found[0])} and {_who(group)}); merge one of them, or use tracekit merge --rank FILE=N"
                 )
             others += group
 

@@ -156,7 +156,7 @@ def _loss_counter(run: RunState) -> list[str]:
 def _columns(
     run: RunState, shown: Sequence[RankState], width: int, counters: Sequence[str]
 ) -> list[tuple[str, Callable[[RankState], str]]]:
-    wide = width >= _NARROW
+    wide, has_lost = width >= _NARROW, any(rank.lost_events or rank.unreadable for rank in shown)
     columns: list[tuple[bool, str, Callable[[RankState], str]]] = [
         (True, "rank", lambda rank: str(rank.rank)),
         (width >= 110 and len({rank.host for rank in run.ranks}) > 1, "host", lambda rank: shortened(rank.host, _HOST)),
@@ -167,11 +167,7 @@ def _columns(
         (True, "median", lambda rank: _words(rank.median_step_ns, duration)),
         (wide and any(rank.waiting_ns for rank in run.ranks), "own", lambda rank: _words(rank.own_step_ns, duration)),
         *((wide, shortened(name, _COUNTER), partial(_counter, name)) for name in counters),
-        (
-            any(rank.lost_events or rank.unreadable for rank in shown),
-            "lost",
-            lambda rank: f"{rank.lost_events + rank.unreadable:,}",
-        ),
+        (has_lost, "lost", lambda rank: f"{rank.lost_events + rank.unreadable:,}"),
     ]
     return [(name, cell) for is_shown, name, cell in columns if is_shown]
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from tracekit.errors import ConfigError, MissingExtraError, TraceFormatError
 from tracekit.formats.byte_stream import ByteStream
-from tracekit.storage import basename, size_bytes
+from tracekit.storage import basename, shell_word, size_bytes
 from tracekit.structs import Struct
 from tracekit.wording import size_words
 
@@ -139,15 +139,17 @@ def counted_bytes(path: str, limit_bytes: int = BROWSER_LIMIT_BYTES) -> int:
         return count
 
 
-def too_big(path: str, count: int, limit_bytes: int = BROWSER_LIMIT_BYTES) -> str | None:
+def too_big(path: str, count: int, event_args: str) -> str | None:
     """Return what to do with a trace of ``count`` unpacked bytes that is too big for a browser; None for others."""
-    if count <= limit_bytes:
+    if count <= BROWSER_LIMIT_BYTES:
         return None
+    word = shell_word(path)
+    fewer = f"leave out the arguments of events (tracekit open --args none {word}), " if event_args == "all" else ""
     return (
-        f"{path}: too big for Perfetto in a browser: more than {size_words(limit_bytes)} unpacked, and the tab would run out of "
-        f"memory. Take a part of it (tracekit trim --steps 10:20 -o part.json.gz {path}), split it by time (tracekit split "
-        f"--seconds 10 {path}), leave out the arguments of events (tracekit open --args none {path}), or let the native trace "
-        f"processor load it (trace_processor server http {path}, then open {PERFETTO_UI}); or pass --force to try all the same"
+        f"{path}: too big for Perfetto in a browser: more than {size_words(BROWSER_LIMIT_BYTES)} unpacked, and the tab would "
+        f"run out of memory. Take a part of it (tracekit trim --steps 10:20 -o part.json.gz {word}), split it by time (tracekit "
+        f"split --seconds 10 {word}), {fewer}or let the native trace processor load it (trace_processor server http {word}, "
+        f"then open {PERFETTO_UI}); or pass --force to try all the same"
     )
 
 
@@ -155,11 +157,8 @@ def loading_advice(count: int, event_args: str) -> str | None:
     """Return how long Perfetto loads a trace of ``count`` unpacked bytes and what shortens it; None for a small one."""
     if count <= _ADVICE_BYTES:
         return None
-    size = (
-        f"{size_words(count)} unpacked"
-        if count <= BROWSER_LIMIT_BYTES
-        else f"more than {size_words(BROWSER_LIMIT_BYTES)}"
-    )
+    is_more = count > BROWSER_LIMIT_BYTES
+    size = f"more than {size_words(BROWSER_LIMIT_BYTES)}" if is_more else f"{size_words(count)} unpacked"
     advice = f"{size}: Perfetto takes about {count / _LOADING_BYTES_PER_S:.0f} s to load this"
     if event_args == "all":
         advice += "; without arguments of events it loads 2 to 5 times as fast: pass --args ids or --args none"

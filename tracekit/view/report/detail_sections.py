@@ -8,7 +8,7 @@ from tracekit.explain.gpu_results import device_cells
 from tracekit.explain.summary_results import NAME_HEAD, name_rows
 from tracekit.explain.text import duration
 from tracekit.view.report.axes import BYTES, NUMBERS, Units, words
-from tracekit.view.report.content import Figure, Name, Section, Table, more, which_ranks
+from tracekit.view.report.content import Figure, Name, Section, Table, Words, more, which_ranks
 from tracekit.view.report.plots import line_plot
 from tracekit.wording import counted
 
@@ -65,9 +65,8 @@ def marker_section(report: RunReport) -> Section:
             for gap in report.summary.gaps
         ]
         caption = "Longest gaps: nothing recorded on the training thread, or a device without work"
-        tables.append(
-            Table(caption, ("length", "rank", "where", "in step", "after", "before"), gaps, text=(1, 2, 3, 4, 5, 6))
-        )
+        head = ("length", "rank", "where", "in step", "after", "before")
+        tables.append(Table(caption, head, gaps, text=(1, 2, 3, 4, 5, 6)))
     empty = [] if tables else ['No slice was recorded. Put markers around code: with profiler.marker("forward"): ...']
     return Section("markers", "Markers and gaps", empty, (), tables)
 
@@ -80,18 +79,15 @@ def counter_section(report: RunReport) -> Section:
     changing = [counter for counter in counters if counter.low < counter.high and len(counter.times) > 1]
     drawn = sorted(sorted(changing, key=lambda counter: -counter.values)[:12], key=lambda one: (one.name, one.key))
     shown = sorted(counters, key=lambda counter: (counter not in drawn, -counter.values))[:60]
-    rows = []
+    rows: list[tuple[Words, ...]] = []
     for counter in sorted(shown, key=lambda one: (one.name, one.key)):
         units = _units(counter.key)
         rows.append(
             (
-                _label(counter),
+                [Name(counter.name, 40), ": ", Name(counter.key, 32)],
                 f"{len(counter.ranks):,}",
                 f"{counter.values:,}",
-                words(counter.low, units),
-                words(counter.high, units),
-                words(min(counter.last), units),
-                words(max(counter.last), units),
+                *(words(value, units) for value in (counter.low, counter.high, min(counter.last), max(counter.last))),
             )
         )
     head = ("counter", "ranks", "values", "least", "most", "last, least", "last, most")
@@ -103,10 +99,8 @@ def counter_section(report: RunReport) -> Section:
 
 def _figure(counter: Counter) -> Figure:
     units, title = _units(counter.key), f"{counter.name}: {counter.key}"
-    several = len(counter.ranks) > 1
-    label = (
-        f"median of {counted(len(counter.ranks), 'rank')}, and their range" if several else which_ranks(counter.ranks)
-    )
+    several, count = len(counter.ranks) > 1, counted(len(counter.ranks), "rank")
+    label = f"median of {count}, and their range" if several else which_ranks(counter.ranks)
     every = -(-len(counter.times) // 24)
     rows = [
         (duration(time.time_ns), words(time.low, units), words(time.median, units), words(time.high, units))
@@ -115,10 +109,6 @@ def _figure(counter: Counter) -> Figure:
     about = f"every {every:,} points of the plot" if every > 1 else "as plotted"
     table = Table(f"{Name(title).shown}, {about}", ("time", "least", "median" if several else "mean", "most"), rows)
     return Figure(Name(title).shown, line_plot(counter.times, label, title=title, units=units), table)
-
-
-def _label(counter: Counter) -> list[str | Name]:
-    return [Name(counter.name, 40), ": ", Name(counter.key, 32)]
 
 
 def _units(key: str) -> Units:

@@ -120,10 +120,8 @@ class Drawing:
                 if "tk-line" in kind
                 else f'<rect width="18" height="14" y="{_short(y - 11)}" rx="2" class="{kind}"/>'
             )
-            letter = (
-                f'<text x="9" y="{_short(y)}" text-anchor="middle" class="tk-key">{plain(key)}</text>' if key else ""
-            )
-            self._parts.append(shape + letter)
+            letter = f'<text x="9" y="{_short(y)}" text-anchor="middle" class="tk-key">{plain(key)}</text>'
+            self._parts.append(shape + (letter if key else ""))
             words = plain(label)
             # A separate area cuts off text that would overlap the figure.
             self._parts.append(

@@ -89,13 +89,11 @@ def _grouped(rows: Cells, most: int) -> tuple[Cells, int]:
     """Return neighbouring rows as one, with the value that is furthest from 0, and how many rows became one."""
     size = max(1, -(-len(rows) // most))
     groups = [rows[start : start + size] for start in range(0, len(rows), size)]
-    return [
-        [
-            max((value for value in column if value is not None), key=abs, default=None)
-            for column in zip(*group, strict=True)
-        ]
-        for group in groups
-    ], size
+    return [[_furthest(column) for column in zip(*group, strict=True)] for group in groups], size
+
+
+def _furthest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), key=abs, default=None)
 
 
 def _together(labels: Sequence[str], at: int, size: int) -> str:

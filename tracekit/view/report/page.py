@@ -101,10 +101,8 @@ def _lost(report: RunReport) -> tuple[str, Words]:
         return "look", " ".join(parts)
     if losses.stated:
         return "good", "Nothing, as far as the traces tell."
-    return (
-        "unknown",
-        "Everything in the files could be read. They are of a tool that does not tell what it did not record.",
-    )
+    words = "Everything in the files could be read. They are of a tool that does not tell what it did not record."
+    return "unknown", words
 
 
 def _clocks(report: RunReport) -> tuple[str, Words]:
@@ -117,11 +115,8 @@ def _clocks(report: RunReport) -> tuple[str, Words]:
         return "good" if clocks.rows else "unknown", f"There is one rank: nothing is to be aligned.{stepped}"
     placed = "A merge has placed the ranks on one clock" if clocks.merged else "The ranks' clocks were compared"
     if clocks.unaligned:
-        whose = which_ranks(clocks.unaligned)
-        return (
-            "look",
-            f"It is not known how the clock of {whose} stands to the others'. Durations do not suffer.{stepped}",
-        )
+        words = f"It is not known how the clock of {which_ranks(clocks.unaligned)} stands to the others'."
+        return "look", f"{words} Durations do not suffer.{stepped}"
     if clocks.worst_ns is None:
         return "unknown", f"{placed}; how far off they may be is not known of all.{stepped}"
     if not clocks.worst_ns:
@@ -135,21 +130,8 @@ def report_page(report: RunReport, title: str | None = None) -> str:
     pages = Pages("report", "A report")
     static = files("tracekit.view").joinpath("static")
     style = "".join(static.joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "plots.css"))
-    sections = [
-        part(report)
-        for part in (
-            step_section,
-            rank_section,
-            stage_section,
-            straggler_section,
-            device_section,
-            marker_section,
-            counter_section,
-            clock_section,
-            loss_section,
-            file_section,
-        )
-    ]
+    parts = (step_section, rank_section, stage_section, straggler_section, device_section, marker_section)
+    sections = [part(report) for part in (*parts, counter_section, clock_section, loss_section, file_section)]
     values = {
         "title": shortened(title or _title(report), 120),
         "about": _about(report),

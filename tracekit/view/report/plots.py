@@ -57,15 +57,11 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
         if banded:
             bands.append(band_path(upper, lower, width))
             slow.append(line_path(upper, width))
-    drawing.stretched(
-        _HEIGHT,
-        _WIDE,
-        [("tk-band", "".join(bands)), ("tk-line tk-second", "".join(slow)), ("tk-line", "".join(line))],
-    )
+    paths = [("tk-band", "".join(bands)), ("tk-line tk-second", "".join(slow)), ("tk-line", "".join(line))]
+    drawing.stretched(_HEIGHT, _WIDE, paths)
     for at, point in enumerate(shown):
-        drawing.box(
-            100 * at / len(shown), drawing.top, 100 / len(shown), _HEIGHT, "tk-tip", tip=_step_tip(point, ranks)
-        )
+        tip = _step_tip(point, ranks)
+        drawing.box(100 * at / len(shown), drawing.top, 100 / len(shown), _HEIGHT, "tk-tip", tip=tip)
     if slowest.slowest_ns > 1.5 * sorted(point.slowest_ns for point in shown)[len(shown) // 2]:
         x, y = place(shown.index(slowest), slowest.slowest_ns)
         anchor, shift = ("start", 8) if x < _WIDE / 2 else ("end", -8)
@@ -76,13 +72,9 @@ def step_time_plot(points: Sequence[StepPoint], *, ranks: int, title: str = "Ste
     drawing.ticks(_step_ticks(shown), "step")
     if banded:
         one, of = ("step", "step") if ranks == 1 else ("rank", "of the ranks")
-        drawing.legend(
-            [
-                ("tk-line", "", f"median {of}", ""),
-                ("tk-line tk-second", "", f"slowest {one}", ""),
-                ("tk-band", "", f"from the fastest to the slowest {one}", ""),
-            ]
-        )
+        entries = [("tk-line", f"median {of}"), ("tk-line tk-second", f"slowest {one}")]
+        entries.append(("tk-band", f"from the fastest to the slowest {one}"))
+        drawing.legend((kind, "", meaning, "") for kind, meaning in entries)
     if together:
         each = -(-len(points) // len(shown))
         drawing.note(f"each point: {each:,} steps")
@@ -100,14 +92,12 @@ def _runs(points: Sequence[StepPoint]) -> list[tuple[int, int]]:
 
 
 def _step_tip(point: StepPoint, ranks: int) -> str:
+    which, at = f"step {point.first:,}", f"rank {point.slowest_rank:,}"
     if point.first == point.last and ranks == 1:
-        return f"step {point.first:,}: {duration(point.slowest_ns)}"
-    which = f"step {point.first:,}" if point.first == point.last else f"steps {point.first:,} to {point.last:,}"
-    at = (
-        f"rank {point.slowest_rank:,}"
-        if point.first == point.last
-        else (f"step {point.slowest_step:,}" + (f" of rank {point.slowest_rank:,}" if ranks > 1 else ""))
-    )
+        return f"{which}: {duration(point.slowest_ns)}"
+    if point.first != point.last:
+        which = f"steps {point.first:,} to {point.last:,}"
+        at = f"step {point.slowest_step:,}{f' of {at}' if ranks > 1 else ''}"
     return (
         f"{which}: median {duration(point.median_ns)}, fastest {duration(point.fastest_ns)}, "
         f"slowest {duration(point.slowest_ns)} ({at})"
@@ -174,9 +164,8 @@ def stacked_bars(bars: Sequence[Bar], names: Sequence[str], *, title: str, rest:
             width = 100 * values[at] / whole
             if width > 0:
                 tip = f"{cut(bar.label, 60)}: {cut(name, 120)} {words(values[at], TIMES)}"
-                drawing.box(
-                    x, drawing.top, width, _BAR - 4, kind, tip=tip, label=letter if width > _LETTER_PERCENT else ""
-                )
+                shown = letter if width > _LETTER_PERCENT else ""
+                drawing.box(x, drawing.top, width, _BAR - 4, kind, tip=tip, label=shown)
             x += width
         drawing.top += _BAR
     _time_ticks(drawing, whole)

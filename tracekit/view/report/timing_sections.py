@@ -41,9 +41,7 @@ def step_section(report: RunReport) -> Section:
     rows = [
         (
             f"{point.first:,}" if point.first == point.last else f"{point.first:,}–{point.last:,}",
-            duration(point.median_ns),
-            duration(point.fastest_ns),
-            duration(point.slowest_ns),
+            *map(duration, (point.median_ns, point.fastest_ns, point.slowest_ns)),
             f"{point.slowest_rank:,}",
             f"{point.slowest_step:,}",
         )
@@ -88,11 +86,8 @@ def rank_section(report: RunReport) -> Section:
         for rank in report.summary.longest_timed(_MOST_RANK_ROWS)
     ]
     head = ("rank", "steps", "mean", "p50", "p95", "p99", "longest", "waiting for data", "in no marker")
-    left = more(
-        len(timed) - _MOST_RANK_ROWS,
-        "rank",
-        ": see tracekit summary --json. These are the ranks with the longest steps.",
-    )
+    where = ": see tracekit summary --json. These are the ranks with the longest steps."
+    left = more(len(timed) - _MOST_RANK_ROWS, "rank", where)
     return Section("ranks", title, [], figures, [Table("Step times of each rank", head, rows, left)])
 
 
@@ -151,9 +146,7 @@ def stage_section(report: RunReport) -> Section:
         return Section("stages", title, [_NO_STEPS])
     means = _mean_stages(timed)
     if not means:
-        words = (
-            'Nothing is recorded within the steps. Put markers around their stages, such as profiler.marker("forward").'
-        )
+        words = 'Nothing is recorded in the steps. Put markers around their stages, such as profiler.marker("forward").'
         return Section("stages", title, [words])
     names = list(means)
     unrecorded = fmean(rank.unrecorded_ns / rank.steps.count for rank in timed)
@@ -187,12 +180,8 @@ def stage_section(report: RunReport) -> Section:
     if len(timed) > _MOST_BARS:
         words += f" Drawn are the mean of all ranks, and the {_MOST_BARS} ranks with the longest steps."
     head = ("stage", "mean", "of step", "longest", "on rank", "exposed", "of step", "furthest at its end: rank")
-    table = Table(
-        "Stages of a step; exposed is what a stage adds to the step of all, waiting adds nothing",
-        head,
-        rows,
-        more(len(names) - len(kept), "shorter stage"),
-    )
+    caption = "Stages of a step; exposed is what a stage adds to the step of all, waiting adds nothing"
+    table = Table(caption, head, rows, more(len(names) - len(kept), "shorter stage"))
     svg = stacked_bars(bars, names, title="What a step consists of", rest="in no marker")
     return Section("stages", title, [words], [Figure("What a step consists of", svg)], [table])
 
@@ -210,11 +199,10 @@ def straggler_section(report: RunReport) -> Section:
     words: list[str | Name | list[str | Name]] = []
     if found.steps:
         compared = (
-            f"{counted(found.steps, 'step')} of {counted(len(found.ranks), 'rank')} were compared, by durations alone, "
+            f"{counted(found.steps, 'step')} of {counted(len(found.ranks), 'rank')} were compared, by durations alone"
         )
-        clocks = "so that clocks do not matter."
         together = [" The ranks are together at the end of ", Name(found.together_after or ""), "."]
-        words.append([compared + clocks, *(together if found.others_wait else ())])
+        words.append([f"{compared}, so that clocks do not matter.", *(together if found.others_wait else ())])
     if not found.stragglers:
         words.append(negative_sentence(found))
     for outlier in found.outliers[:_MOST_STRAGGLERS]:
@@ -224,24 +212,12 @@ def straggler_section(report: RunReport) -> Section:
     if found.stragglers:
         rows = [_straggler(one) for one in found.stragglers[:_MOST_STRAGGLERS]]
         head = ("rank", "stage", "a step", "of step", "median", "behind in", "how sure", "look closer at steps")
-        tables.append(
-            Table(
-                "Slow ranks",
-                head,
-                rows,
-                more(len(found.stragglers) - _MOST_STRAGGLERS, "case"),
-                text=(1, 2),
-            )
-        )
+        left = more(len(found.stragglers) - _MOST_STRAGGLERS, "case")
+        tables.append(Table("Slow ranks", head, rows, left, text=(1, 2)))
     if found.collectives is not None:
         tables.append(_collectives(found.collectives))
-    return Section(
-        "stragglers",
-        "Stragglers",
-        [*words, *(Name(f"Note: {note}", 300, stands_out=False) for note in found.notes[:10])],
-        (),
-        tables,
-    )
+    words += [Name(f"Note: {note}", 300, stands_out=False) for note in found.notes[:_MOST_NOTES]]
+    return Section("stragglers", "Stragglers", words, (), tables)
 
 
 def _straggler(one: Straggler) -> tuple[str | Name, ...]:

@@ -166,7 +166,7 @@ class _Application:
 
     async def _run(self, request: Request) -> Response:
         values = await self._found(self._service.run_page, request)
-        refresh_s = _WAIT_S if values["busy"] else _LOOK_S if values["lives"] else 0
+        refresh_s = _WAIT_S if values["busy"] else _LOOK_S if values["run"].lives else 0
         signed_in = self._access.is_signed_in(request.headers)
         return await asyncio.to_thread(self._page, "run.html", refresh_s=refresh_s, signed_in=signed_in, **values)
 

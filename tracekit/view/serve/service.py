@@ -113,7 +113,6 @@ class Service:
         others = [one for one in self.catalog.runs()[0] if one.files and one.id != found.id]
         return {
             "run": found,
-            "lives": found.lives,
             "ranks": found.ranks[:_MAX_RANKS],
             "more_ranks": max(0, len(found.ranks) - _MAX_RANKS),
             "sentences": _sentences(found),
