@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracekit.handlers.mirrors.mirror import Mirror, Moment
+from tracekit.handlers.mirrors.mirror import NOT_BEGUN, Mirror, Moment
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.marker import Marker, MarkerObserver
 from tracekit.recording.one_step import outside_step
@@ -87,16 +87,35 @@ class InlineHandlers(MarkerObserver):
             return False
         return True
 
+    def _begin(self, mirror: Mirror, marker: Marker, moment: Moment) -> Any:
+        try:
+            if mirror.is_listening():
+                return mirror.begin(marker.name, marker.categories, moment)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._failed(mirror, "begin", error)
+        return NOT_BEGUN
+
     @outside_step
-    def begin(self, marker: Marker, track: int, monotonic_ns: int) -> None:
+    def prepare(self, marker: Marker) -> dict[Mirror, Any]:
+        """Begin a slice in the tools with their own clock, before the time of its start is read."""
+        return {mirror: self._begin(mirror, marker, self._now()) for mirror in self._mirrors if mirror.has_clock}
+
+    @outside_step
+    def begin(self, marker: Marker, track: int, monotonic_ns: int, prepared: dict[Mirror, Any]) -> None:
         """Pass the start of a slice to the handlers."""
         self._slice(marker, monotonic_ns, is_start=True)
         for mirror in self._mirrors:
-            try:
-                key = (track, monotonic_ns, marker.name, marker.categories)
-                mirror.slice_begins(key, marker.name, marker.categories, self._moment(monotonic_ns))
-            except Exception as error:  # noqa: BLE001 - see above
-                self._failed(mirror, "begin", error)
+            if not mirror.has_clock:
+                prepared[mirror] = self._begin(mirror, marker, self._moment(monotonic_ns))
+        for mirror, opened in prepared.items():
+            mirror.keep((track, monotonic_ns, marker.name, marker.categories), opened)
+
+    @outside_step
+    def cancel(self, prepared: dict[Mirror, Any]) -> None:
+        """End what `prepare` began, for a slice that is not recorded."""
+        for mirror, opened in reversed(prepared.items()):
+            if opened is not NOT_BEGUN:
+                self._call(mirror, "end", opened, self._now(), None)
 
     @outside_step
     def end(self, marker: Marker, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:

@@ -31,7 +31,8 @@ class RecordFunctionMirror(Mirror):
     of `TorchProfiler` or of the user. torch records the thread that starts its profiler (others only with its option
     ``profile_all_threads``), so slices of other threads are only in tracekit's trace. A slice that began before the profile
     is not in it. A slice that ends after the profile ends with it there. Instants are slices of length zero. When tracekit's
-    trace and torch's are merged, such a slice appears in both, on the rank's threads: that is the purpose of this mirror.
+    trace and torch's are merged, such a slice appears in both, on the rank's threads: that is the purpose of this mirror. torch's
+    encloses tracekit's. Those of asyncio tasks overlap in torch's trace, as the tasks take turns on one thread.
 
     Quotes and backslashes in names become ``'`` and ``/``: torch 2.13 writes files with them that nothing can read.
 
