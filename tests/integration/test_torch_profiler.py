@@ -368,6 +368,33 @@ def test_a_session_that_another_profiler_took_is_given_up_without_a_crash(tmp_pa
         assert any(event["name"] == "aten::mm" for event in read(folder / "other.json")["traceEvents"]), case
 
 
+ELSEWHERE = """
+import sys, threading
+from tests.integration.test_torch_profiler import planned, torch
+from tracekit import Profiler, TorchProfiler
+
+def elsewhere(call):
+    other = threading.Thread(target=call)
+    other.start()
+    other.join()
+
+source = TorchProfiler(sys.argv[1] + "/{batch}.json")
+with Profiler(sources=source, schedule=planned("AAVAVA"), rank=0) as profiler:
+    for batch in range(5):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        profiler.step() if batch else elsewhere(profiler.step)
+    elsewhere(profiler.stop)
+print(profiler.stats.failures)
+"""
+
+
+def test_window_that_another_thread_continues_or_ends_is_lost_without_a_crash(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "-c", ELSEWHERE, str(tmp_path))
+    assert done.stdout.splitlines()[-1] == "{'TorchProfiler': 2}"
+    assert "Call both on the thread that trains" in done.stderr
+    assert [name for name in names(tmp_path) if name.endswith(".json")] == ["3.json"]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_leaves_the_window_to_its_parent(tmp_path: Path) -> None:
