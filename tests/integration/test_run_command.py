@@ -417,6 +417,8 @@ def test_torch_profiler_records_stacks_memory_and_shapes_beside_the_counters_of_
     assert any(event.get("cat") == "python_function" for event in found)
     assert any(event["name"] == "[memory]" for event in found)
     assert any("Input Dims" in event.get("args", {}) for event in found)
+    ends = {event["name"]: event["ts"] + event["dur"] for event in found if event.get("cat") == "user_annotation"}
+    assert ends["Optimizer.step#SGD.step"] <= ends["ProfilerStep#1"], "the step ends when torch's slice has"
     counters = {event["name"] for event in events(tmp_path / "merged.json.gz") if event["ph"] == "C"}
     assert any(name.startswith("process memory") for name in counters)
 

@@ -77,6 +77,7 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
     optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch.optim does not name it
     slices = marker("optimizer")
     is_open = False
+    ended: Any = None  # the optimizer whose step is over, except for the slice that torch's profiler has of it
 
     def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         nonlocal is_open
@@ -90,17 +91,32 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
         slices.__enter__()
 
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        nonlocal is_open
+        nonlocal is_open, ended
         if is_compiling() or not is_open:
             return
-        is_open = False
+        is_open, ended = False, optimizer
         slices.__exit__(None, None, None)
-        recorder.optimizer_ended(optimizer)
+
+    def hook_step(function: Callable[..., Any]) -> Callable[..., Any]:
+        step = profiled(function)
+
+        @functools.wraps(step)
+        def recorded(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal ended
+            result = step(optimizer, *args, **kwargs)
+            if not is_compiling() and ended is optimizer:
+                ended = None
+                recorder.optimizer_ended(optimizer)
+            return result
+
+        return recorded
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
 
     kind = optimizers.Optimizer
+    profiled = kind.profile_hook_step
+    kind.profile_hook_step = staticmethod(hook_step)
     after_init(kind, RootModules(torch, recorder).follow)
 
     kind.zero_grad = untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)
