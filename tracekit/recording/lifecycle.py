@@ -22,7 +22,6 @@ from tracekit.recording.termination import Termination
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import TracebackType
 
 logger = logging.getLogger("tracekit")
 
@@ -140,9 +139,7 @@ class RunningProfiler(Protocol):
     def stop(self) -> None:
         """Stop recording."""
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *args: Any, **named: Any) -> None:
         """Stop recording, because of an exception if there is one."""
 
     def ask_schedule(self) -> None:

@@ -113,16 +113,11 @@ class Mirror(TraceHandler):
 
     def remove(self) -> None:
         """End the open slices, on the thread that stops the profiler: most of them were begun there."""
-        self._leave_all()
-
-    def close(self) -> None:
-        """End the slices that are still open, for a recording that a signal ended."""
-        self._leave_all()
-
-    def _leave_all(self) -> None:
         # In reverse order of the keys and, for each key, of the starts: mostly the innermost first.
         while self._open:
             _, slices = self._open.popitem()
             for opened in reversed(slices):
                 if opened is not NOT_BEGUN:
                     self.leave(opened, self.now())
+
+    close = remove  # for a recording that a signal ended
