@@ -290,12 +290,6 @@ def test_sigterm_to_all_ranks_merges_nothing_and_logs_the_command(tmp_path: Path
     assert instants(tmp_path / "merged.json") == ["work", "work"]
 
 
-def test_an_output_that_cannot_be_written_is_logged_and_no_error_of_the_training(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    log = run("with profiler_of(merged='file/merged.json') as profiler: pass", tmp_path)
-    assert re.search(r"tracekit: /.*/file/merged\.json is not merged \(.*\)\. To merge it: tracekit merge ", log)
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[ObjectStore]:
     pytest.importorskip("moto", reason="moto is not installed")

@@ -417,13 +417,24 @@ def test_copies_and_graphs_of_a_recorded_module_are_those_of_a_plain_one(tmp_pat
 
 def test_torch_profiler_records_stacks_memory_and_shapes_beside_the_counters_of_the_system(tmp_path: Path) -> None:
     options = ("--steps", "1:2", "--with-stack", "--memory", "--shapes", "--folder", "here")
-    done = recorded(tmp_path, PYTHON, write(tmp_path, LOOP + "train(4)"), options=options)
+    wrapped = """
+class Outer(torch.optim.Optimizer):
+    def step(self, inner=optimizer):
+        inner.step()
+optimizer = Outer(model.parameters(), {})
+train(4)
+"""
+    done = recorded(tmp_path, PYTHON, write(tmp_path, LOOP + wrapped), options=options)
     assert done.returncode == 0, done.stderr
     (trace,) = (tmp_path / "here").glob("torch-rank0-*.json.gz")
     found = events(trace)
     assert any(event.get("cat") == "python_function" for event in found)
     assert any(event["name"] == "[memory]" for event in found)
     assert any("Input Dims" in event.get("args", {}) for event in found)
+    ends = {event["name"]: event["ts"] + event["dur"] for event in found if event.get("cat") == "user_annotation"}
+    assert ends["Optimizer.step#SGD.step"] < ends["Optimizer.step#Outer.step"] <= ends["ProfilerStep#1"], (
+        "the step ends when torch's slice has"
+    )
     counters = {event["name"] for event in events(tmp_path / "merged.json.gz") if event["ph"] == "C"}
     assert any(name.startswith("process memory") for name in counters)
 

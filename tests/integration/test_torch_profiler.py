@@ -160,15 +160,6 @@ def test_a_window_that_the_end_of_an_epoch_cuts_is_saved(tmp_path: Path) -> None
     assert steps(tmp_path / "4.json")[:2] == ["ProfilerStep#4", "ProfilerStep#5"]
 
 
-def test_closing_in_the_middle_of_a_window_saves_it(tmp_path: Path) -> None:
-    source = TorchProfiler(f"{tmp_path}/{{batch}}.json")
-    with Profiler(sources=source, rank=0):
-        torch.ones(8, 8) @ torch.ones(8, 8)
-    source.close()
-    assert names(tmp_path) == ["0.json"]
-    assert any(event["name"] == "aten::mm" for event in read(tmp_path / "0.json")["traceEvents"])
-
-
 @pytest.mark.parametrize(
     ("actions", "files"),
     [
@@ -366,6 +357,30 @@ def test_a_session_that_another_profiler_took_is_given_up_without_a_crash(tmp_pa
         # The next window, where there is one, is recorded again; and the other profiler has all that it recorded.
         assert names(folder) == (["6.json", "other.json"] if ends else ["other.json"]), case
         assert any(event["name"] == "aten::mm" for event in read(folder / "other.json")["traceEvents"]), case
+
+
+ELSEWHERE = """
+import sys, threading
+from tests.integration.test_torch_profiler import planned, torch
+from tracekit import Profiler, TorchProfiler
+
+with Profiler(sources=TorchProfiler(sys.argv[1] + "/{batch}.json"), schedule=planned("AAVAVA"), rank=0) as profiler:
+    for batch, call in enumerate([*[profiler.step] * 5, profiler.stop]):
+        torch.ones(8, 8) @ torch.ones(8, 8)
+        thread = threading.Thread(target=call if batch in (0, 5) else int)
+        thread.start()
+        thread.join()
+        if batch not in (0, 5):
+            call()
+print(profiler.stats.failures)
+"""
+
+
+def test_window_that_another_thread_continues_or_ends_is_lost_without_a_crash(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "-c", ELSEWHERE, str(tmp_path))
+    assert done.stdout.splitlines()[-1] == "{'TorchProfiler': 2}"
+    assert "Call both on the thread that trains" in done.stderr
+    assert [name for name in names(tmp_path) if name.endswith(".json")] == ["3.json"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

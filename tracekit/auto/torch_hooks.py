@@ -77,30 +77,32 @@ def _hook_optimizers(torch: ModuleType, recorder: AutoRecorder, is_compiling: Ca
     optimizers: Any = sys.modules["torch.optim.optimizer"]  # torch.optim does not name it
     slices = marker("optimizer")
     is_open = False
-
-    def before(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        nonlocal is_open
-        if is_compiling() or (recorder.loop != get_ident() and recorder.of_loop(start=True) is None):
-            return
-        if is_open:  # of a step that has raised
-            slices.__exit__(None, None, None)
-        if recorder.leader is None or recorder.is_pending:
-            recorder.optimizer_starts(optimizer)
-        is_open = True
-        slices.__enter__()
-
-    def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        nonlocal is_open
-        if is_compiling() or not is_open:
-            return
-        is_open = False
-        slices.__exit__(None, None, None)
-        recorder.optimizer_ended(optimizer)
-
-    optimizers.register_optimizer_step_pre_hook(before)
-    optimizers.register_optimizer_step_post_hook(after)
-
     kind = optimizers.Optimizer
+    profiled = kind.profile_hook_step
+
+    def hook_step(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step function with torch's slice of it, and the slice and the end of the step around that."""
+        step = profiled(function)
+
+        @functools.wraps(step)
+        def recorded(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_open
+            if is_compiling() or is_open or (recorder.loop != get_ident() and recorder.of_loop(start=True) is None):
+                return step(optimizer, *args, **kwargs)
+            if recorder.leader is None or recorder.is_pending:
+                recorder.optimizer_starts(optimizer)
+            is_open = True
+            try:
+                with slices:
+                    result = step(optimizer, *args, **kwargs)
+            finally:
+                is_open = False
+            recorder.optimizer_ended(optimizer)
+            return result
+
+        return recorded
+
+    kind.profile_hook_step = staticmethod(hook_step)
     after_init(kind, RootModules(torch, recorder).follow)
 
     kind.zero_grad = untraced(kind.zero_grad, "zero_grad", recorder, recorder.of_loop)

@@ -182,10 +182,7 @@ class ChildRecording:
 
     def stop(self) -> None:
         """Stop recording, and complete the file. A later `start` records into another file."""
-        if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
-            profiler.stop()
-            atexit.unregister(profiler.stop)
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> ChildRecording:
         self.start()
@@ -194,7 +191,10 @@ class ChildRecording:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.__exit__(exc_type, exc, traceback)
+            atexit.unregister(profiler.stop)
 
     def __call__(self, *_args: Any) -> None:
         """Start recording. Lets the object be the ``initializer`` of a pool."""

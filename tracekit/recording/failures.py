@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from typing import Final
 
@@ -43,11 +44,17 @@ class Failures:
             exc_info=(type(error), error, error.__traceback__),
         )
 
-    def raise_pending(self) -> None:
-        """Raise the first failure, once, with ``TRACEKIT_STRICT=1``. Called on the training thread."""
+    def raise_pending(self, ended_by: BaseException | None = None) -> None:
+        """Raise the first failure, once, with ``TRACEKIT_STRICT=1``. Called on the training thread.
+
+        An exception that ends the recording goes on instead, with the failure as a note.
+        """
         if self.pending is not None:
             error, self.pending = self.pending, None
-            raise error
+            if ended_by is None:
+                raise error
+            if sys.version_info >= (3, 11):
+                ended_by.add_note(f"tracekit: {error}")
 
 
 class FailureLimit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tracekit.handlers.mirrors.mirror import Mirror, Moment
+from tracekit.handlers.mirrors.mirror import NOT_BEGUN, Mirror, Moment
 from tracekit.recording.failures import FailureLimit
 from tracekit.recording.one_step import outside_step
 
@@ -90,16 +90,38 @@ class InlineHandlers:
             return False
         return True
 
+    def _begin(self, mirror: Mirror, marker: Named, moment: Moment) -> Any:
+        try:
+            if mirror.is_listening():
+                return mirror.begin(marker.name, marker.categories, moment)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._failed(mirror, "begin", error)
+        return NOT_BEGUN
+
     @outside_step
-    def begin(self, marker: Named, track: int, monotonic_ns: int) -> None:
+    def prepare(self, marker: Named) -> dict[Mirror, Any]:
+        """Begin a slice in the tools with their own clock, before the time of its start is read."""
+        return {mirror: self._begin(mirror, marker, self._now()) for mirror in self._mirrors if mirror.has_clock}
+
+    @outside_step
+    def begin(self, marker: Named, track: int, monotonic_ns: int, prepared: dict[Mirror, Any]) -> None:
         """Pass the start of a slice to the handlers."""
         self._tell("process_duration_event", marker, monotonic_ns, (True,))
         for mirror in self._mirrors:
+            if not mirror.has_clock:
+                prepared[mirror] = self._begin(mirror, marker, self._moment(monotonic_ns))
+        for mirror, opened in prepared.items():
+            mirror.keep((track, monotonic_ns, marker.name, marker.categories), opened)
+
+    @outside_step
+    def cancel(self, prepared: dict[Mirror, Any]) -> None:
+        """End what `prepare` began, for a slice that is not recorded."""
+        for mirror, opened in reversed(prepared.items()):
             try:
-                key = (track, monotonic_ns, marker.name, marker.categories)
-                mirror.slice_begins(key, marker.name, marker.categories, self._moment(monotonic_ns))
+                if opened is not NOT_BEGUN:
+                    mirror.end(opened, self._now(), None)
             except Exception as error:  # noqa: BLE001 - see above
-                self._failed(mirror, "begin", error)
+                self._failed(mirror, "end", error)
 
     @outside_step
     def end(self, marker: Named, track: int, start_ns: int, monotonic_ns: int, exception: str | None) -> None:

@@ -139,6 +139,9 @@ class RunningProfiler(Protocol):
     def stop(self) -> None:
         """Stop recording."""
 
+    def __exit__(self, *args: Any, **named: Any) -> None:
+        """Stop recording, because of an exception if there is one."""
+
     def ask_schedule(self) -> None:
         """Apply the current action of the schedule."""
 

@@ -217,17 +217,20 @@ class Marker(MarkerBase):
 
     def _enter_slow(self, track: int = 0) -> None:
         """Start a slice while another slice of this marker is open, or on the track of a task."""
-        buffer = self._buffer
+        buffer, observer = self._buffer, self._observer
         track = track or buffer.thread_track()
+        prepared = {} if observer is None else observer.prepare(self)
         start = self._clock()
         if buffer is not self._buffer:  # another profiler, with other tracks, has adopted the marker
+            if observer is not None:
+                observer.cancel(prepared)
             self.__enter__()
             return
         self._push(start, track)
         if self.record_instant_on_start:
             buffer.add(self._label, start, INSTANT, track)
-        if self._observer is not None:
-            self._observer.begin(self, track, start)
+        if observer is not None:
+            observer.begin(self, track, start, prepared)
 
     def _exit_slow(self, exc_type: type[BaseException] | None, end: int) -> None:
         """End the newest slice of this thread and task. Handles every case that the fast path does not."""
@@ -457,7 +460,7 @@ class SliceHandle:
             return
         self._opened.append((buffer, label, track, start))
         if observer is not None:
-            observer.begin(marker, track, start)
+            observer.begin(marker, track, start, observer.prepare(marker))
         if start > buffer.due_ns:
             buffer.look_after(start)
 

@@ -288,7 +288,7 @@ class Profiler(ProfilerBase):
                 # The schedule opened a window for a batch that did not come. Discard the window.
                 self._sources.step(ProfilerAction.SKIP, ProfilerAction.SKIP)
             self._sources.close()
-        self._failures.raise_pending()
+        self._failures.raise_pending(ended_by)
 
     def _close_writer(self, writer: Writer, ended_by: BaseException | None) -> None:
         self._attached.pass_to(None)

@@ -22,7 +22,7 @@ from tracekit.imports import import_extra
 from tracekit.naming import FileName, shown
 from tracekit.recording.schedule import ProfilerAction
 from tracekit.recording.source import Source
-from tracekit.sources.torch_window import TorchWindow, hide_origin
+from tracekit.sources.torch_window import TorchWindow, end_left, hide_origin
 from tracekit.storage import PRIVATE_MODE
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class TorchProfiler(Source):
 
     torch can run one profiler at a time and crashes the process if two are mixed. If another torch profiler starts during a
     window (autotuning in torch.compile uses one), the window is discarded and the loss is reported; torch 2.11 refuses to start
-    another one during a warm-up, with RuntimeError there. An error of torch.profiler is reported and turns this source off for
-    the rest of the run. An error in writing loses only that trace.
+    another one during a warm-up, with RuntimeError there. Call `Profiler.step` and `Profiler.stop` on one thread: a window that
+    another thread continues or ends is also discarded. An error of torch.profiler is reported and turns this source off for the
+    rest of the run. An error in writing loses only that trace.
 
     Args:
         filename: Name of the traces, a path or URL with the placeholders of `Recorder.format_path`, filled in when the
@@ -166,6 +167,7 @@ class TorchProfiler(Source):
         # A forked child has a copy of the window, but the torch session belongs to its parent.
         if recorder is None or self._off or os.getpid() != self._pid:
             return
+        end_left()
         if finished is ProfilerAction.ACTIVE_AND_SAVE or action is ProfilerAction.SKIP:
             self._given_up = False
         if window is not None and (finished is ProfilerAction.ACTIVE_AND_SAVE or not window.goes_on_with(action)):

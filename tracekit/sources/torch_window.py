@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import inspect
 import json
 import os
 import re
 import warnings
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import HandlerError
@@ -39,6 +41,8 @@ _NAME: Final = re.compile(rb'("traceName"\s*:\s*")[^"]*"')
 _NO_WORK: Final = ("ProfilerStep#", "Activity Buffer Request", "cudaDeviceSynchronize", "hipDeviceSynchronize")
 """Names of the slice of a batch, and of what a profiler itself does on a GPU, in a window without any batch."""
 
+_left: Final[dict[int, TorchWindow]] = {}  # windows that another thread than theirs could not end, by thread
+
 
 class TorchWindow:
     """One run of torch.profiler: warm-up, then recording.
@@ -49,7 +53,8 @@ class TorchWindow:
     torch has one profiling session in a process. Another profiler takes the session away silently when it prepares. Stopping
     or exporting afterwards causes a segmentation fault (torch 2.13). So every call first checks that the session still belongs
     to this window: every profiler sets torch's Python flag when it starts or stops, and the window puts a token there. One
-    case cannot be detected: another profiler that is still warming up when this window begins.
+    case cannot be detected: another profiler that is still warming up when this window begins. The session also belongs to the
+    thread that starts the recording, unless torch profiles all threads. The same fault follows if another one stops it.
 
     Args:
         torch: The module.
@@ -74,6 +79,7 @@ class TorchWindow:
         self._action: Any = None
         self._profile: Any = None
         self._token: Session | None = None
+        self._thread = 0  # the only one that can stop the session, or 0
 
     def goes_on_with(self, action: ProfilerAction) -> bool:
         """Return True if a batch with that action belongs to this window."""
@@ -135,11 +141,15 @@ class TorchWindow:
 
     def free(self) -> None:
         """Release the recorded events: torch's profile is part of reference cycles, and can take gigabytes."""
-        if self._profile is not None:
+        if self._profile is not None and not self._is_elsewhere:
             self._profile.profiler = self._profile.mem_tl = None
 
     def abandon(self) -> None:
         """Clean up after a failure, as far as torch allows."""
+        if self._is_elsewhere:
+            _left[self._thread] = self
+            atexit.register(end_left)  # a session that is open when the process ends crashes it
+            return
         profile, self._profile = self._profile, None
         if profile is None:
             return
@@ -177,10 +187,15 @@ class TorchWindow:
         if self._flag is not self._token:
             self._token = Session(bool(self._flag))
             self._torch.autograd.profiler._is_profiler_enabled = self._token  # noqa: SLF001
+        self._thread = get_ident() if self._torch.autograd._profiler_enabled() else 0  # noqa: SLF001
 
     def _disclaim(self) -> None:
         if self._flag is self._token:
             self._torch.autograd.profiler._is_profiler_enabled = False  # noqa: SLF001
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._thread not in (0, get_ident())
 
     def _make_sure(self) -> None:
         if self._flag is not self._token:
@@ -188,6 +203,18 @@ class TorchWindow:
                 "another torch profiler was started while this window was open, and torch can run only one: "
                 "the window is lost"
             )
+        if self._is_elsewhere:
+            raise HandlerError(
+                "another thread began this window, and torch can end it only there: the window is lost, and torch records "
+                "on until that thread calls step() or stop(). Call both on the thread that trains"
+            )
+
+
+def end_left() -> None:
+    """End the window of this thread that another one has left."""
+    window = _left.pop(get_ident(), None)
+    if window is not None:
+        window.abandon()
 
 
 def _metadata(recorder: Recorder) -> str:

@@ -232,6 +232,18 @@ def test_what_is_open_when_the_profiler_stops_is_ended_once_and_the_innermost_fi
     assert one.stats.failures == {}
 
 
+def test_slice_that_begins_while_its_profiler_stops_is_ended_in_the_tool() -> None:
+    mirror = Noting()
+    one = profiler(mirror)
+    one.start()
+    mirror.listening = lambda: one.stop() or True  # type: ignore[func-returns-value]
+    with one.marker(
+        "a", record_instant_on_start=True
+    ):  # so that nobody asks whether the mirror listens before the start
+        assert mirror.calls == [("begin", "a", 1), ("end", 1)]
+    assert len(mirror.calls) == 2
+
+
 @pytest.mark.parametrize("where", ["begin", "end", "is_listening"])
 def test_a_mirror_that_raises_reaches_neither_training_nor_the_others(
     where: str, caplog: pytest.LogCaptureFixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -671,6 +672,10 @@ def test_under_strict_the_failure_of_a_handler_reaches_the_training_thread(monke
         one.marker("a").instant()
         with pytest.raises(HandlerError, match="my disk"):
             one.flush()
+    with pytest.raises(KeyError) as raised, profiler(Broken()) as one, one.marker("a"):
+        raise KeyError
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == ["tracekit: Broken.process_events: RuntimeError: my disk"]
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 100) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tracekit.events import Timestamps
     from tracekit.timestamp import Timestamp
 
-_NOT_BEGUN: Final = object()  # the place of a slice that the tool does not have
+NOT_BEGUN: Final = object()  # the place of a slice that the tool does not have
 
 
 class Moment:
@@ -44,6 +44,10 @@ class Mirror(TraceHandler):
     """
 
     inline: ClassVar[bool] = True
+
+    has_clock: ClassVar[bool] = True
+    """True if the tool reads the time of a slice itself. Its slice then encloses the one of the trace, so that both nest in a
+    merged trace. Otherwise it gets the times of the trace."""
 
     is_inactive: bool = False
     """True if no tool can listen during the recording; set by `open`. The mirror then adds no cost to markers."""
@@ -83,16 +87,11 @@ class Mirror(TraceHandler):
 
     # ---- called by the profiler, on the recording thread --------------------------------------------------------------
 
-    def slice_begins(self, key: Hashable, name: str, categories: Sequence[str], moment: Moment) -> None:
-        """Begin a slice under a key, if the tool listens."""
-        opened: Any = _NOT_BEGUN
-        try:
-            if self.is_listening():
-                opened = self.begin(name, categories, moment)
-        finally:
-            # A coarse clock can give a slice the key of the one around it.
-            if opened is not _NOT_BEGUN or key in self._open:
-                self._open.setdefault(key, []).append(opened)
+    def keep(self, key: Hashable, opened: Any) -> None:
+        """Keep what `begin` returned, or `NOT_BEGUN`, until the slice of that key ends."""
+        # A coarse clock can give a slice the key of the one around it.
+        if opened is not NOT_BEGUN or key in self._open:
+            self._open.setdefault(key, []).append(opened)
 
     def slice_ends(self, key: Hashable, moment: Moment, exception: str | None) -> None:
         """End the last slice of a key, if it was begun."""
@@ -101,7 +100,7 @@ class Mirror(TraceHandler):
             opened = slices.pop()
             if not slices:
                 self._open.pop(key, None)
-            if opened is not _NOT_BEGUN:
+            if opened is not NOT_BEGUN:
                 self.end(opened, moment, exception)
 
     @property
@@ -114,16 +113,11 @@ class Mirror(TraceHandler):
 
     def remove(self) -> None:
         """End the open slices, on the thread that stops the profiler: most of them were begun there."""
-        self._leave_all()
-
-    def close(self) -> None:
-        """End the slices that are still open, for a recording that a signal ended."""
-        self._leave_all()
-
-    def _leave_all(self) -> None:
         # In reverse order of the keys and, for each key, of the starts: mostly the innermost first.
         while self._open:
             _, slices = self._open.popitem()
             for opened in reversed(slices):
-                if opened is not _NOT_BEGUN:
+                if opened is not NOT_BEGUN:
                     self.leave(opened, self.now())
+
+    close = remove  # for a recording that a signal ended

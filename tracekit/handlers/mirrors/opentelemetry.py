@@ -39,6 +39,8 @@ class OpenTelemetryMirror(Mirror):
         MissingExtraError: opentelemetry-api is not installed.
     """
 
+    has_clock = False
+
     def __init__(self, tracer_provider: Any = None) -> None:
         super().__init__()
         needed = "otel", "OpenTelemetryMirror", "opentelemetry-api"

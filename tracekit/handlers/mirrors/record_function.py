@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.errors import ConfigError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from tracekit.handlers.mirrors.mirror import Moment
 
 # Record functions that must not end yet. Kept for the process, because they must not be freed with a mirror either.
-_kept: Final[list[_Recorded]] = []
+_kept: Final[list[Any]] = []
 
 
 class Session(int):
@@ -31,7 +30,8 @@ class RecordFunctionMirror(Mirror):
     of `TorchProfiler` or of the user. torch records the thread that starts its profiler (others only with its option
     ``profile_all_threads``), so slices of other threads are only in tracekit's trace. A slice that began before the profile
     is not in it. A slice that ends after the profile ends with it there. Instants are slices of length zero. When tracekit's
-    trace and torch's are merged, such a slice appears in both, on the rank's threads: that is the purpose of this mirror.
+    trace and torch's are merged, such a slice appears in both, on the rank's threads: that is the purpose of this mirror. torch's
+    encloses tracekit's. Those of asyncio tasks overlap in torch's trace, as the tasks take turns on one thread.
 
     Quotes and backslashes in names become ``'`` and ``/``: torch 2.13 writes files with them that nothing can read.
 
@@ -53,18 +53,21 @@ class RecordFunctionMirror(Mirror):
         """Return True if a torch profile is recording."""
         return bool(self._flags._is_profiler_enabled)  # noqa: SLF001 - torch has no other that is as quick
 
-    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> _Recorded:
-        """Enter a record function."""
-        session = self._session()
-        return _Recorded(self._enter(plain_text(name)), session, self._exit)
-
-    def end(self, opened: _Recorded, moment: Moment, exception: str | None) -> None:
-        """Leave a record function, or keep it if leaving would crash."""
+    def begin(self, name: str, categories: Sequence[str], moment: Moment) -> tuple[Any, object]:
+        """Enter a record function. Return it with its session."""
         session = self._flags._is_profiler_enabled  # noqa: SLF001
-        if session and session is not opened.session:
-            _kept.append(opened)
+        if session is True:
+            session = self._flags._is_profiler_enabled = Session(True)  # noqa: SLF001
+        return self._enter(plain_text(name)), session
+
+    def end(self, opened: tuple[Any, object], moment: Moment, exception: str | None) -> None:
+        """Leave a record function, or keep it if leaving would crash."""
+        function, its_session = opened
+        session = self._flags._is_profiler_enabled  # noqa: SLF001
+        if session and session is not its_session:
+            _kept.append(function)
             return
-        self._exit(opened.function)
+        self._exit(function)
         if _kept:
             self.flush()
 
@@ -77,23 +80,7 @@ class RecordFunctionMirror(Mirror):
         # One by one: several threads may do this, one may keep another meanwhile, and a profile may begin.
         while _kept and not self.is_listening():
             with suppress(IndexError):
-                kept = _kept.pop(0)
-                kept.leave(kept.function)
-
-    def _session(self) -> object:
-        flag = self._flags._is_profiler_enabled  # noqa: SLF001
-        if flag is True:
-            flag = self._flags._is_profiler_enabled = Session(True)  # noqa: SLF001
-        return flag
-
-
-@dataclass(eq=False, slots=True)
-class _Recorded:
-    """A record function that was entered, the session at that time, and the function that leaves it."""
-
-    function: Any
-    session: object
-    leave: Callable[[Any], object]
+                self._exit(_kept.pop(0))
 
 
 def _import_torch() -> tuple[Any, Callable[[str], Any], Callable[[Any], object]]:
