@@ -9,14 +9,15 @@ from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_option, add_output, add_traces
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 from tracekit.errors import ConfigError
-from tracekit.traces.inputs import ANONYMOUS, copy_name, trace_files
+from tracekit.traces.inputs import ANONYMOUS, trace_files
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_traces(parser, "traces: files, folders, globs or URLs")
     add_output(
         parser,
-        "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
+        "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input, without hosts "
+        "and users in NAME)",
         force="replace files that exist",
     )
     add_option(
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     if args.output is not None and len(files) != 1:
         raise ConfigError(f"-o names one file, and there are {len(files)} inputs; leave it out, or name one input")
-    pairs = [(file, args.output or copy_name(file, f"{ANONYMOUS}.gz")) for file in files]
+    pairs = [(file, args.output) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
     if args.json:
