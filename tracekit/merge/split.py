@@ -104,7 +104,7 @@ def _spans(item: Input, seconds: Decimal) -> list[tuple[str, str, Selection]]:
         )
     spans = ((number * seconds, (number + 1) * seconds) for number in range(count))
     return [
-        (f"{number:03d}", f"{start} s to {end} s", Selection(time_window=(start, end)))
+        (f"{number:03d}", f"{start:f} s to {end:f} s", Selection(time_window=(start, end)))
         for number, (start, end) in enumerate(spans)
     ]
 
