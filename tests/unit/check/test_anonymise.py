@@ -15,6 +15,7 @@ from tracekit.check.aliases import Aliases
 from tracekit.check.anonymise import _Texts, anonymise_traces
 from tracekit.errors import StorageError
 from tracekit.formats.trace_event import decode_events, encode_events
+from tracekit.traces.inputs import find_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,6 +253,7 @@ def test_a_copy_is_not_named_after_a_host_or_a_user(tmp_path: Path, name: str, c
     )
     (written,), _ = anonymise_traces([(tmp_path / name, None)])
     assert written.output == str(tmp_path / copy)
+    assert find_traces([str(tmp_path)]) == [(str(tmp_path / name), False)]
     with pytest.raises(StorageError, match="already exists"):
         anonymise_traces([(tmp_path / name, None)])
 
