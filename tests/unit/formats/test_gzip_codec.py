@@ -108,15 +108,6 @@ def give_all(put: Callable[[int], object], items: Iterable[int]) -> None:
             behind.give(item)
 
 
-def test_items_are_put_away_in_order_by_another_thread() -> None:
-    found: list[tuple[int, int]] = []
-    with Behind[int](lambda item: found.append((item, threading.get_ident()))) as behind:
-        for item in range(100):
-            behind.give(item)
-    assert [item for item, _ in found] == list(range(100))
-    assert len({thread for _, thread in found} - {threading.get_ident()}) == 1
-
-
 def test_few_items_wait_at_a_time() -> None:
     may_go = threading.Semaphore(5)
     given: list[int] = []
