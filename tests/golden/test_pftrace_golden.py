@@ -346,6 +346,10 @@ def test_streams_are_inside_of_the_gpu_inside_of_the_rank(engine: Engine, traces
     assert streams[:4] == [("rank 0 · python3", "GPU 0", row) for row in rows]
     places = {(f"rank {rank} · python3", f"GPU {rank}") for rank in range(4)}
     assert {(process, gpu) for process, gpu, _ in streams} == places
+    merge_traces(str(tmp_path / "back.json"), [str(tmp_path / "merged.pftrace")])  # where nothing is inside of a rank
+    named = [event for event in json.loads((tmp_path / "back.json").read_bytes())["traceEvents"] if event["ph"] == "M"]
+    titles = {event["args"]["name"] for event in named if event["name"] == "process_name"}
+    assert {f"rank {rank} · GPU {rank}" for rank in range(4)} < titles
 
 
 def test_processes_and_threads_have_an_explicit_order(traces: RealTraces, tmp_path: Path) -> None:

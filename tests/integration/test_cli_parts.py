@@ -90,8 +90,8 @@ def test_trim_that_leaves_everything_out_says_so_by_its_exit_code(tmp_path: Path
 
 @pytest.mark.usefixtures("run")
 def test_split_by_time_has_every_slice_and_those_over_a_border_twice(tmp_path: Path, cli: Cli) -> None:
-    lines = cli("split --seconds 1 run").out.splitlines()
-    assert lines[0] == "run-000.json.gz: 0 s to 1 s, 6 events"
+    lines = cli("split --seconds 1.0000000 run").out.splitlines()
+    assert lines[0] == "run-000.json.gz: 0.0000000 s to 1.0000000 s, 6 events"
     assert {line.partition(":")[0]: names(tmp_path / line.partition(":")[0]) for line in lines} == {
         "run-000.json.gz": ["inner", "inner", "step 0", "step 0"],
         "run-001.json.gz": ["inner", "inner", "long", "long", "step 1", "step 1"],

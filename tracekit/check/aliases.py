@@ -37,7 +37,7 @@ _FOUND: Final = re.compile(
             rf"(?P<windows>(?:{_DRIVE}|\\\\[\w.$-]+)[\\/][^\s:*?\"<>|]+)",
             rf"(?P<absolute>(?<![\w.)\]])~?/{_IN_PATH}+(?:/{_IN_PATH}*)+|^~?/{_IN_PATH}+$)",
             rf"(?P<relative>(?<![\w.@+,=%~#/-])(?:{_IN_PATH}+/)+[\w.-]*\.[A-Za-z]\w{{0,7}}(?![\w/]))",
-            rf"(?P<file>(?<![\w/.-])[\w-]+\.(?:{_FILES})(?![\w.]))",
+            rf"(?P<file>(?<![\w/.-])[\w-]+(?:\.[\w-]+)*\.(?:{_FILES})(?![\w.]))",
             r"(?P<ipv4>(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.]))",
             r"(?P<ipv6>(?<![\w:])(?=[0-9a-fA-F:]*\d)(?:[0-9a-fA-F]{0,4}:){3,7}[0-9a-fA-F]{1,4}(?![\w:]))",
         )
@@ -92,6 +92,7 @@ class Aliases:
         self._names = names
         self._words: dict[str, dict[str, str]] = {}
         self._known: re.Pattern[str] | None = None
+        self._in_file_names: re.Pattern[str] | None = None
         self._signs = re.compile(b"")
 
     @property
@@ -115,7 +116,11 @@ class Aliases:
         words = {word for kind in _EVERYWHERE for word in self._words.get(kind, ()) if len(word) >= _LEAST_LETTERS}
         # The longest first, since one may begin with another.
         ordered = sorted(words, key=lambda word: (-len(word), word))
-        self._known = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, ordered))})(?!\w)") if ordered else None
+        known = "|".join(map(re.escape, ordered))
+        self._known, self._in_file_names = (
+            re.compile(rf"(?<!{letter})(?:{known})(?!{letter})") if ordered else None
+            for letter in (r"\w", r"[^\W_]")  # torch writes HOST_PID into the names of files
+        )
         keys = "|".join([*_WHOLE, *(sorted(_NAMES) if self._names else ())])
         signs = [_SIGNS, rf'"(?i:{keys})"', *map(re.escape, ordered)]
         self._signs = re.compile("|".join(signs).encode("utf-8", "replace"))
@@ -138,6 +143,10 @@ class Aliases:
                 return self._other_path(text)
         cleaned = _FOUND.sub(self._other_word, text)
         return cleaned if self._known is None else self._known.sub(self._known_word, cleaned)
+
+    def clean_file_name(self, name: str) -> str:
+        """Return the name of a file without learned hosts and users."""
+        return name if self._in_file_names is None else self._in_file_names.sub(self._known_word, name)
 
     def _known_word(self, match: re.Match[str]) -> str:
         return next(self._words[kind][match[0]] for kind in _EVERYWHERE if match[0] in self._words.get(kind, ()))

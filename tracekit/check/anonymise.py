@@ -15,10 +15,12 @@ from tracekit.errors import ConfigError, TraceFormatError
 from tracekit.formats.gzip_codec import packed
 from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.json.window import scan_value
+from tracekit.formats.kineto import rank_in_name
 from tracekit.formats.stack_frames import PARENT, STACK_FRAMES, frame_key, numbered_frames, rename_frames, renumber
 from tracekit.formats.trace_event import UNSET, Event, Raw, decode_or_none, decode_raw_dict, encode_events, encode_json
-from tracekit.storage import atomic_write, basename, refuse_existing, same_file, without_secrets
+from tracekit.storage import atomic_write, basename, file_identity, refuse_existing, without_secrets
 from tracekit.structs import Struct
+from tracekit.traces.inputs import ANONYMOUS, copy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +34,10 @@ _SOME_BYTES: Final = 64_000_000
 _TEXT_FIELDS: Final = ("name", "args", "cat", "id", "id2", "bind_id", "scope", "stack", "cname", "sf")
 _NAMES_SOMEBODY: Final = re.compile(rb"host|user|home|node|\\", re.IGNORECASE)
 _UNREADABLE: Final = b'"text"'
+_HOST_IN_NAME: Final = re.compile(
+    r"plugins/profile/[^/]+/([^/]+)\.trace\.json(?:\.gz)?$|([^/]+)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?$"
+)
+"""The files of XLA, and of torch without a name given."""
 
 
 class AnonymousTrace(Struct, frozen=True):
@@ -44,7 +50,7 @@ class AnonymousTrace(Struct, frozen=True):
 
 
 def anonymise_traces(
-    pairs: Sequence[tuple[StrPath, StrPath]],
+    pairs: Sequence[tuple[StrPath, StrPath | None]],
     *,
     names: bool = False,
     overwrite: bool = False,
@@ -57,7 +63,8 @@ def anonymise_traces(
     and addresses.
 
     Args:
-        pairs: Each trace, and where to write it: ``.json``, or ``.json.gz``.
+        pairs: Each trace, and where to write it: ``.json``, or ``.json.gz``. None for ``NAME.anonymous.json.gz`` beside the
+            trace, without hosts and users in the name.
         names: Also replace the names of events, processes, threads and functions in stacks that are not everybody's.
         overwrite: Replace files that exist.
         progress: Called now and then with the completed share, 0 to 1, and the present step.
@@ -70,8 +77,19 @@ def anonymise_traces(
         StorageError: A trace cannot be read, or an output cannot be written or is there already.
         TraceFormatError: A file is not a trace, or every event of it is unreadable.
     """
-    named = [(check_path("pairs", source), check_path("pairs", output)) for source, output in pairs]
-    _check_outputs(named, overwrite=overwrite)
+    sources = [check_path("pairs", source) for source, _ in pairs]
+    outputs = [None if output is None else check_path("pairs", output) for _, output in pairs]
+
+    aliases = Aliases(names=names)
+
+    def check_outputs() -> list[tuple[str, str]]:
+        copies = [copy_name(source, f"{ANONYMOUS}.gz") for source in sources]
+        own = [copy.removesuffix(basename(copy)) + aliases.clean_file_name(basename(copy)) for copy in copies]
+        found = [(source, output or name) for source, output, name in zip(sources, outputs, own, strict=True)]
+        _check_outputs(found, overwrite=overwrite)
+        return found
+
+    check_outputs()
     steps = count()
 
     def step(what: str) -> Callable[[int], None]:
@@ -80,15 +98,14 @@ def anonymise_traces(
         def report(done_bytes: int) -> None:
             # The size of an unpacked file is not known: approach the end without reaching it.
             if progress is not None:
-                progress((number + done_bytes / (done_bytes + _SOME_BYTES)) / (2 * len(named)), what)
+                progress((number + done_bytes / (done_bytes + _SOME_BYTES)) / (2 * len(sources)), what)
 
         return report
 
-    aliases = Aliases(names=names)
-    frames = [_learn(source, aliases, step(f"reading {basename(source)}")) for source, _ in named]
+    frames = [_learn(source, aliases, step(f"reading {basename(source)}")) for source in sources]
     aliases.finish_learning()
     written = []
-    for (source, output), ids in zip(named, frames, strict=True):
+    for (source, output), ids in zip(check_outputs(), frames, strict=True):  # now without the names that were learned
         with atomic_write(output, overwrite=overwrite) as file:
             written.append(_write(source, output, file, aliases, ids, step(f"writing {basename(output)}")))
     if progress is not None:
@@ -97,16 +114,18 @@ def anonymise_traces(
 
 
 def _check_outputs(pairs: list[tuple[str, str]], *, overwrite: bool) -> None:
-    for number, (_, output) in enumerate(pairs):
-        shown = without_secrets(output)
-        if any(same_file(earlier, output) for _, earlier in pairs[:number]):
+    sources, taken = {file_identity(source) for source, _ in pairs}, set()
+    for _, output in pairs:
+        shown, identity = without_secrets(output), file_identity(output)
+        if identity in taken:
             raise ConfigError(f"{shown}: two of the inputs would be written there; anonymise them one by one with -o")
         if not output.removesuffix(".gz").endswith(".json"):
             raise ConfigError(f"{shown}: the output must end with .json or .json.gz")
-        if any(same_file(source, output) for source, _ in pairs):
+        if identity in sources:
             raise ConfigError(f"{shown}: the output is one of the inputs; choose another name")
         if not overwrite:
             refuse_existing(output)
+        taken.add(identity)
 
 
 class _Texts:
@@ -233,6 +252,8 @@ def _raw_fields(event: Event) -> Iterator[tuple[str, bytes]]:
 def _learn(source: str, aliases: Aliases, progress: Callable[[int], None]) -> dict[str, int]:
     """Collect the names in a trace; return other ids for its stack frames, since those of a merge are hashes of the frames."""
     texts = _Texts(aliases, {})
+    if rank_in_name(basename(source)) is None and (named := _HOST_IN_NAME.search(source)) is not None:
+        aliases.learn("host", named[1] or named[2])
     with TraceReader(source) as reader:
         for run in reader.runs():
             for event in run:

@@ -8,14 +8,15 @@ from tracekit.check.anonymise import anonymise_traces
 from tracekit.cli.arguments import add_option, add_output, add_printing, add_traces, check_single
 from tracekit.cli.terminal import OK, PROBLEMS, ProgressBar, print_answer, print_json
 from tracekit.structs import to_builtins
-from tracekit.traces.inputs import ANONYMOUS, copy_name, trace_files
+from tracekit.traces.inputs import ANONYMOUS, trace_files
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_traces(parser, "traces: files, folders, globs or URLs")
     add_output(
         parser,
-        "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input)",
+        "where to write, for a single input: .json or .json.gz (default: NAME.anonymous.json.gz beside the input, without hosts "
+        "and users in NAME)",
         force="replace files that exist",
     )
     add_option(
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     files = list(dict.fromkeys(file for pattern in args.inputs for file in trace_files(pattern)))
     files = [file for file in files if ANONYMOUS not in file or file in args.inputs]
     check_single(args, files)
-    pairs = [(file, args.output or copy_name(file, f"{ANONYMOUS}.gz")) for file in files]
+    pairs = [(file, args.output) for file in files]
     with ProgressBar(enabled=not (args.json or args.quiet)) as bar:
         written, counts = anonymise_traces(pairs, names=args.names, overwrite=args.force, progress=bar.update)
     if args.json:

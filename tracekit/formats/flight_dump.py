@@ -4,9 +4,10 @@ The recorder keeps the last collectives of a process. When a job hangs, each ran
 (``nccl_trace_rank_0``) or as JSON. A collective becomes a slice on the track of its process group, from its enqueue
 (``time_created_ns``) to the discovery of its completion (``time_discovered_completed_ns``). This is its time in flight.
 Its run time is shorter; ``duration_ms`` holds it if torch measured it. The watchdog of torch polls about ten times a
-second, so both discovered times are up to 100 ms late. A collective that never completed is a slice without an end, and
-its name says so. A completed collective without a time (gloo records none) is an instant. Sends and receives are on a
-separate track.
+second, so both discovered times are up to 100 ms late. Slices of one poll end together, at its last discovery, so that
+they nest and do not need a row each; their arguments have the discovered times. A collective that never completed is a
+slice without an end, and its name says so. A completed collective without a time (gloo records none) is an instant.
+Sends and receives are on a separate track.
 
 A dump contains neither rank nor host. The rank comes from the file name. The times are ns since the epoch by the wall
 clock. A dump does not contain the time of its writing either, which is a lower bound for the duration of a hang. The
@@ -32,7 +33,7 @@ from tracekit.formats.plain_pickle import PickleRefusedError, is_pickle, read_pi
 from tracekit.storage import basename
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tracekit.formats.byte_stream import ByteStream
 
@@ -44,6 +45,8 @@ _PIECE: Final = 200  # number of events in a piece of output
 _MAX_CHARACTERS: Final = 2000
 _MAX_ITEMS: Final = 64
 _MAX_NS: Final = 2**62
+_MAX_GAP_IN_POLL_NS: Final = 1_000_000
+_MAX_POLL_NS: Final = 100_000_000
 _MAX_TIMEOUT_MS: Final = 86_400_000
 
 _OF_A_DUMP: Final = re.compile(rb"collective_seq_id|pg_config|pg_status|nccl_comm_state|comm_lib_version")
@@ -87,6 +90,7 @@ class FlightDumpStream(ConvertedStream):
         self._header: dict[str, Any] = {}
         self._tracks: set[str] = set()
         self._written_ns = written_ns
+        self._ends: dict[int, int] = {}
         self._last_ns = 0
         self._timeout_ns = 0
 
@@ -101,6 +105,7 @@ class FlightDumpStream(ConvertedStream):
         # One of the entries of a launch has the time of its completion.
         times = ((entry, _time(entry.get("time_discovered_completed_ns"))) for entry in map(_entry, entries))
         completed = {_launch(entry): time_ns for entry, time_ns in times if time_ns is not None}
+        self._ends = _ends_of_polls(completed.values())
         left = _MAX_TEXT_BYTES
         name = basename(self.path)
         # torch appends the rank to the user's prefix, unless the name states it in another way.
@@ -217,7 +222,7 @@ class FlightDumpStream(ConvertedStream):
             end_ns, args["completed"] = completed[launch], "with the others of its launch (coalesced)"
         if end_ns is not None:
             args.setdefault("completed", "yes")
-            dur = format_us(max(0, end_ns - created_ns)).decode()
+            dur = format_us(max(0, self._ends.get(end_ns, end_ns) - created_ns)).decode()
             yield _event("X", track, created_ns, name, args, f', "dur": {dur}')
         elif entry.get("state") == "completed" or (
             not launch.is_p2p and last is not None and launch.sequence is not None and launch.sequence <= last
@@ -268,6 +273,18 @@ class FlightDumpStream(ConvertedStream):
             for frame in map(_dict, _items(entry.get("frames")))
         ]
         return {key: value for key, value in found.items() if value not in (None, "", [])}
+
+
+def _ends_of_polls(times: Iterable[int]) -> dict[int, int]:
+    """Return the time of the last discovery in the same poll of the watchdog for each time of a discovery."""
+    ends: dict[int, int] = {}
+    last = later = 1 << 63
+    for time_ns in sorted(times, reverse=True):
+        if later - time_ns > _MAX_GAP_IN_POLL_NS or last - time_ns > _MAX_POLL_NS:
+            last = time_ns
+        ends[time_ns] = last
+        later = time_ns
+    return ends
 
 
 def _launch(entry: dict[str, Any]) -> _Launch:

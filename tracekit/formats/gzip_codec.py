@@ -56,8 +56,9 @@ class GzipWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
-        if self._behind is not None:
-            self._behind.__exit__(kind, *others)
+        behind, self._behind = self._behind, None  # which refers to this writer: a cycle would keep both
+        if behind is not None:
+            behind.__exit__(kind, *others)
         if kind is None:
             self._pack(self._rest)
             self._file.write(self._deflater.flush())

@@ -7,7 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
-from tracekit.formats.byte_stream import ByteStream, ConvertedStream
+from tracekit.formats.byte_stream import PIECE_BYTES, ByteStream, ConvertedStream
 from tracekit.storage import modified_ns
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 # The beginning of most JSON traces, and of no other form. It saves loading the modules of other forms.
 _USUAL: Final = re.compile(rb'(?!\n)\s*\[|\s*\{\s*"(?:schemaVersion|traceEvents)"')
+_CUT_LINE: Final = re.compile(
+    rb'\{(?:\s*"(?!traceEvents")[^"\\]*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[-+.\w]+)\s*,)*\s*"ph"\s*:\s*"'
+)
 _LINE_END: Final = re.compile(rb"\}([ \t\r]*)\n(?=\s*\{)")
 
 
@@ -74,8 +77,11 @@ def _is_json_lines(head: bytes) -> bool:
     text = head.lstrip()
     if not text.startswith(b"{"):
         return False
+    line, newline, _ = text.partition(b"\n")
+    if not newline and len(head) >= PIECE_BYTES:  # the line goes on
+        return _CUT_LINE.match(line) is not None
     try:
-        first = json.loads(text.partition(b"\n")[0].decode("latin-1"))
+        first = json.loads(line.decode("latin-1"))
     except (ValueError, RecursionError):
         return False
     return isinstance(first, dict) and isinstance(first.get("ph"), str) and "traceEvents" not in first

@@ -80,16 +80,14 @@ def split(
         # The latest event may be anywhere: torch writes GPUs behind CPUs, and a merge one rank behind the other.
         scan = partial(probe, whole=seconds is not None)
         (item,), _ = gather([(path, True)], {}, make_scanner=lambda _: scan, store=store)
-    contents = _ranks(item) if seconds is None else _spans(item, seconds)
+    contents = [(f"rank{rank}", f"rank {rank}", Selection(ranks={rank})) for rank in sorted(item.ranks)]
+    if seconds is not None:
+        contents = _spans(item, seconds)
     parts = [Part(name, words, select, output.replace(_HOLE, name)) for name, words, select in contents]
     if not overwrite:
         for part in parts:
             refuse_existing(part.output)
     return [_write(path, part, number / len(parts), overwrite, progress) for number, part in enumerate(parts)]
-
-
-def _ranks(item: Input) -> list[tuple[str, str, Selection]]:
-    return [(f"rank{rank}", f"rank {rank}", Selection(ranks={rank})) for rank in sorted(item.ranks)]
 
 
 def _spans(item: Input, seconds: Decimal) -> list[tuple[str, str, Selection]]:
@@ -103,7 +101,7 @@ def _spans(item: Input, seconds: Decimal) -> list[tuple[str, str, Selection]]:
         )
     spans = ((number * seconds, (number + 1) * seconds) for number in range(count))
     return [
-        (f"{number:03d}", f"{start} s to {end} s", Selection(time_window=(start, end)))
+        (f"{number:03d}", f"{start:f} s to {end:f} s", Selection(time_window=(start, end)))
         for number, (start, end) in enumerate(spans)
     ]
 

@@ -40,6 +40,7 @@ ANONYMOUS: Final = ".anonymous.json"
 CERTAIN_RANKS: Final = frozenset({METADATA_EVENT, "distributedInfo.rank"})
 """The sources of a rank that nothing outside the file can change."""
 
+_ALIAS: Final = re.compile(r"(?:host|user)\\-\d+")
 _ENDINGS: Final = (".json.gz.tmp", *sorted(TRACE_SUFFIXES, key=len, reverse=True), ".gz")
 
 
@@ -154,8 +155,14 @@ def omission_reason(path: str, files: Collection[str]) -> str:
     if any(copy in files for copy in recovered_copies(path)):
         return "its recovered copy is merged instead"
     stem, is_anonymous, _ = path.rpartition(ANONYMOUS)
-    if is_anonymous and any(f"{stem}{ending}" in files for ending in _ENDINGS):
-        return "the trace that it is an anonymous copy of is merged instead"
+    if is_anonymous:
+        # Words stand for the hosts and users in the name.
+        name = _ALIAS.sub(".+", re.escape(stem))
+        source = re.compile(f"{name}(?:{'|'.join(map(re.escape, _ENDINGS))})") if name != re.escape(stem) else None
+        if any(f"{stem}{ending}" in files for ending in _ENDINGS) or (
+            source is not None and any(source.fullmatch(file) for file in files if ANONYMOUS not in file)
+        ):
+            return "the trace that it is an anonymous copy of is merged instead"
     return ""
 
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from tracekit.check.aliases import Aliases
 from tracekit.check.anonymise import _Texts, anonymise_traces
+from tracekit.errors import StorageError
 from tracekit.formats.trace_event import decode_events, encode_events
+from tracekit.traces.inputs import find_traces
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +57,7 @@ def clean(text: str, key: str = "x", *, names: bool = False, learned: dict[str, 
         ("tcp 10.1.22.3:29500", "tcp address-1:29500"),
         ("fe80::1:2:3", "address-1"),
         ("a.py b.py a.py", "path-1.py path-2.py path-1.py"),
+        ("of acme.pt.trace.json.gz", "of path-1.gz"),
     ],
 )
 def test_what_has_the_form_of_a_secret_is_replaced(text: str, cleaned: str) -> None:
@@ -229,6 +232,30 @@ def test_several_traces_have_the_same_words(tmp_path: Path) -> None:
     first, second = (json.loads((tmp_path / f"{name}.anonymous.json").read_text())[0]["args"] for name in "ab")
     assert first["host"] == second["host"] == "host-1"
     assert first["f"] == first["g"] == second["g"] != second["f"]
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [
+        ("plugins/profile/3/node1.trace.json", "plugins/profile/3/host-1.trace.anonymous.json.gz"),
+        (
+            "node1_18367.1795217077496886033.pt.trace.json",
+            "host-1_18367.1795217077496886033.pt.trace.anonymous.json.gz",
+        ),
+        ("rank1_18367.pt.trace.json", "rank1_18367.pt.trace.anonymous.json.gz"),
+        ("of-alice.json", "of-user-1.anonymous.json.gz"),
+    ],
+)
+def test_a_copy_is_not_named_after_a_host_or_a_user(tmp_path: Path, name: str, copy: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(
+        '[{"ph":"i","name":"rank1 of node1","pid":1,"tid":1,"ts":1,"args":{"x":"/home/alice/y"}}]'
+    )
+    (written,), _ = anonymise_traces([(tmp_path / name, None)])
+    assert written.output == str(tmp_path / copy)
+    assert find_traces([str(tmp_path)]) == [(str(tmp_path / name), False)]
+    with pytest.raises(StorageError, match="already exists"):
+        anonymise_traces([(tmp_path / name, None)])
 
 
 TEXTS = st.text(max_size=8) | st.sampled_from(

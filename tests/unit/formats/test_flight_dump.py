@@ -80,6 +80,15 @@ def test_what_completed_without_a_time_is_an_instant(tmp_path: Path) -> None:
     assert events[-4]["args"]["completed"] == "yes; when is not recorded"
 
 
+def test_collectives_that_one_poll_found_completed_nest(tmp_path: Path) -> None:
+    found_us = (100_000, 100_012, 100_024, 102_000, 200_000)
+    ends_ns = [BASE_NS + us * 1000 for us in found_us]
+    entries = [entry(number, created_ns=BASE_NS + number, completed_ns=end) for number, end in enumerate(ends_ns)]
+    events, _ = read(written(tmp_path, as_json(dump(entries))))
+    assert [event["args"]["time_discovered_completed_ns"] for event in events] == ends_ns
+    assert [round(event["dur"]) for event in events] == [100_024, 100_024, 100_024, 102_000, 200_000]
+
+
 @pytest.mark.parametrize(
     ("written_ms", "seen"),
     [(700_000, ("timeout (the file is younger)", 600_020)), (600_000, ("dump written", 600_000)), (5, None)],

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 
 from tracekit.formats import byte_stream
+from tracekit.formats.byte_stream import PIECE_BYTES
 from tracekit.formats.trace_stream import form_of, open_trace
 from tracekit.merge import merge_traces
 
@@ -42,6 +43,8 @@ def lines(events: list[dict[str, Any]], end: str = "\n") -> bytes:
         (b'{"loss": 0.5}\n{"loss": 0.4}\n', False),
         (b'{"ph": 5}\n', False),
         (b'{"ph":"X",' + b"[" * 100_000, False),
+        (lines([slice_("a", cat='"', args={"big": "x" * 300_000})])[:PIECE_BYTES], True),
+        (lines([{"name": "ph", "traceEvents": [slice_("x" * 300_000)]}])[:PIECE_BYTES], False),
         (b"", False),
     ],
 )

@@ -221,30 +221,6 @@ def test_numbers_keep_every_digit(write: Any) -> None:
     assert event.cat is UNSET
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("form", ["array", "object"])
-def test_every_prefix_of_a_file_gives_a_prefix_of_its_events_or_one_clear_error(
-    write: Any, packed: bool, form: str
-) -> None:
-    events = EVENTS[:6]
-    value = events if form == "array" else {"baseTimeNanoseconds": 1, "traceEvents": events, "traceName": "x"}
-    content = json.dumps(value, indent=1).encode()
-    content = gzip.compress(content) if packed else content
-    most = 0
-    for length in range(len(content)):
-        path = write(content[:length])
-        try:
-            reader, got = read(path)
-        except TraceFormatError as error:
-            assert str(path) in str(error)  # noqa: PT017 - the loop needs the other branch as well
-            continue
-        assert got == events[: len(got)]
-        assert "cut_file" in kinds(reader)
-        most = max(most, len(got))
-    # All of a plain file's events are there once the last one is complete; a packed one gives its last bytes late.
-    assert most >= len(events) - 1
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

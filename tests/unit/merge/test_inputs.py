@@ -50,7 +50,7 @@ def test_gpu_labels() -> None:
     assert [gpu_of_label(label) for label in ("GPU 0", "GPU 12 ", "CPU", "")] == [0, 12, None, None]
 
 
-def test_a_marker_and_the_operator_under_it_stand_on_one_track(merge: Any) -> None:
+def test_a_marker_and_the_operator_under_it_stand_on_one_track(merge: Any, tmp_path: Path) -> None:
     merged, report = merge(
         {
             "rank0.json": rank_trace(
@@ -62,6 +62,7 @@ def test_a_marker_and_the_operator_under_it_stand_on_one_track(merge: Any) -> No
             "cycle.json.gz": torch_trace(
                 meta("process_name", 100, name="python3"),
                 meta("thread_name", 100, 100, name="thread 100 (python3)"),
+                event("aten::rand", 1, 5),
                 event("aten::mm", 20, 5),
                 event("aten::relu", 55, 10),
             ),
@@ -76,6 +77,10 @@ def test_a_marker_and_the_operator_under_it_stand_on_one_track(merge: Any) -> No
     beside = found["aten::relu"]["tid"]
     assert threads(merged) == {(1, 100): "MainThread", (1, beside): "MainThread (overlap)"}
     assert report.overlaps_moved == 1
+    for number, name in enumerate(("cycle.json.gz", "rank0.json")):
+        merge_traces(str(tmp_path / f"step{number}.json"), [str(tmp_path / "run0" / name)])
+    merge_traces(str(tmp_path / "steps.json"), [str(tmp_path / f"step{number}.json") for number in range(2)])
+    assert threads(json.loads((tmp_path / "steps.json").read_text())) == threads(merged)
 
 
 def test_gpus_come_after_the_process_with_names_that_say_what_they_are(merge: Any) -> None:

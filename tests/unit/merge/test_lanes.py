@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import tempfile
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 
 from tracekit import core
 from tracekit.formats.trace_event import MAX_DEPTH
-from tracekit.merge.rewrite import rewriter
 from tracekit.merge.rewrite.rewriter import Lanes, Rewriter
-from tracekit.traces import external_sort
 
 ANY, BEGIN, END, NO_TIME, DROPPED = -1, -2, -3, -4, -5
 EVENT = b"0123456789"
@@ -160,18 +157,3 @@ def test_slices_that_all_overlap_take_n_log_n_work() -> None:
         return CountedEnd.looks
 
     assert 0 < looks(256) < 16 * looks(32)
-
-
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12), st.sampled_from("XXXXBEf")), max_size=40))
-def test_where_slices_go_does_not_depend_on_how_many_fit_in_memory(events: list[tuple[int, int, str]]) -> None:
-    def patched(memory_bytes: int) -> list[bytes]:
-        with mock.patch.object(external_sort, "MAX_MEMORY_BYTES", memory_bytes):
-            made = rewriter.Rewriter()
-            for start, duration, phase in events:
-                end = start + duration if phase == "X" else start
-                made.append(EVENT, 0, ord(phase), start, end, 0, made.label(b"name", b""))
-            output = made.take()
-            made.finish(lambda _, lane: lane)
-            return laid(made, output)
-
-    assert patched(700) == patched(2500) == patched(1 << 20)

@@ -78,8 +78,9 @@ def stride_for(inputs: list[Input]) -> int:
 
 def passes(item: Input, stride: int) -> bool:
     """Return True if pids, tids, ids and names of a merged trace can stay as they are in a separate unit."""
-    ranks = item.rank_of_pid
-    return item.kind == "merged" and isinstance(ranks, RankOfPid) and ranks.stride == stride
+    if item.kind != "merged" or item.form == "pftrace":  # whose names are those of nested rows, without an order
+        return False
+    return isinstance(item.rank_of_pid, RankOfPid) and item.rank_of_pid.stride == stride
 
 
 def lay_out(inputs: list[Input]) -> Layout:

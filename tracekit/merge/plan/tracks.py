@@ -12,6 +12,7 @@ Names are collected meanwhile, and settled when all inputs of the unit are read.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from functools import lru_cache
 from operator import itemgetter
@@ -41,6 +42,8 @@ Place = tuple[int, Raw, int]
 
 _MAX_ID: Final = 2**32 - 1
 _MAX_KEPT: Final = 10_000
+_NUMBERED: Final = re.compile(r"thread \d+( \(.*\))?", re.DOTALL)
+"""A thread name of torch, or one for a thread without a name."""
 _PSEUDO_PROCESSES: Final = frozenset({"Spans", "Traces", ""})
 
 
@@ -322,8 +325,9 @@ class UnitTracks:
                 thread = process.threads.get((key, 0))
                 if thread is None or lane:
                     continue
-                # Inputs come in a fixed order, tracekit's rank traces first: their thread names say more.
-                thread.name = thread.name or (title or "").strip() or None
+                # Inputs come in a fixed order: rank traces first, whose names say more; earlier merges of both in any order.
+                if thread.name is None or _NUMBERED.fullmatch(thread.name):
+                    thread.name = (title or "").strip() or thread.name
                 # An earlier merge declares every thread.
                 if thread.sort_index is None and order != thread_sort_index(process, thread):
                     thread.sort_index = order

@@ -110,9 +110,11 @@ def find_ranks(inputs: list[Input], ranks: RanksByHand, unread: Sequence[str]) -
         if found is None and unread:
             return False
         if found is None:
+            name = printable_name(item.path)
+            is_shared = [printable_name(other.path) for other in inputs].count(name) > 1
             raise MergeError(
                 f"{item.shown}: the trace does not say its rank, neither inside nor by its name; "
-                f"pass it with --rank {printable_name(item.path)}=N"
+                f"pass it with --rank {item.shown if is_shared else name}=N"
             )
         item.rank, item.rank_source = found
         if item.kind == "tracekit" and item.host is not None:
