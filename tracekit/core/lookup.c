@@ -60,7 +60,7 @@ static PyMethodDef method = {
     "marker($self, name, categories=(), actions=..., record_instant_on_start=False, record_instant_on_finish=False)\n--\n\n"
     "Return the marker of that name; the same arguments give the same marker.\n\n"
     "        Args:\n"
-    "            name: What its slices are called. Names beyond 50,000 share the marker \"(other names)\"; there is a warning at 10,000.\n"
+    "            name: Name of its slices. Names beyond 50,000 share the marker \"(other names)\"; there is a warning at 10,000.\n"
     "            categories: Categories for filtering; one text or several.\n"
     "            actions: The schedule's actions during which it records, one or several; by default all but SKIP.\n"
     "            record_instant_on_start: Also record an instant at the start of each slice.\n"

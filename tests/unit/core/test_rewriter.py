@@ -6,7 +6,6 @@ import json
 import os
 import random
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -23,6 +22,7 @@ from tracekit.merge import engine
 from tracekit.merge.align.domains import ClockMap
 from tracekit.merge.align.placement import Placement, place
 from tracekit.merge.rewrite.rewriter import Rewriter
+from tracekit.structs import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

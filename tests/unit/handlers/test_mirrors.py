@@ -237,9 +237,8 @@ def test_slice_that_begins_while_its_profiler_stops_is_ended_in_the_tool() -> No
     one = profiler(mirror)
     one.start()
     mirror.listening = lambda: one.stop() or True  # type: ignore[func-returns-value]
-    with one.marker(
-        "a", record_instant_on_start=True
-    ):  # so that nobody asks whether the mirror listens before the start
+    # With the instant, nobody asks whether the mirror listens before the start.
+    with one.marker("a", record_instant_on_start=True):
         assert mirror.calls == [("begin", "a", 1), ("end", 1)]
     assert len(mirror.calls) == 2
 
@@ -279,7 +278,7 @@ def test_markers_are_as_quick_as_without_a_mirror_that_nobody_can_listen_to() ->
     ("kind", "module", "extra"),
     [
         (NVTXMirror, "nvtx", "nvtx"),
-        (OpenTelemetryMirror, "opentelemetry", "otel"),
+        (OpenTelemetryMirror, "opentelemetry.context", "otel"),
         (RecordFunctionMirror, "torch", "torch"),
     ],
 )
