@@ -229,7 +229,7 @@ def deliver(handler: JSONTraceHandler, batches: int) -> int:
 
 def open_handler(path: Path) -> JSONTraceHandler:
     handler = JSONTraceHandler(path)
-    process = detect_process(environ={})
+    process = detect_process(environ={"TRACEKIT_RUN_ID": "disk"})
     handler.open(Recording(process, Anchor(1_800_000_000_000_000_000, 0, 0), Timestamp()))
     return handler
 
