@@ -133,7 +133,7 @@ class AddedEvent(Struct, frozen=True):
 def collective_events(
     sets: Sequence[Sequence[Member]], count: int, filters: Sequence[EventFilter | None], first_id: int
 ) -> list[list[AddedEvent]]:
-    """Return what is to be added to each input. A member outside of the selection has no arrow."""
+    """Return the events to add to each input. A member outside of the selection has no arrow."""
     events: list[list[AddedEvent]] = [[] for _ in range(count)]
     flow = first_id - 1
     for members in ([member for member in found if _is_selected(member, filters)] for found in sets):
