@@ -201,7 +201,7 @@ def _sight(diff: TraceDiff, step: Change) -> str:
 
 
 def _percent(change: Change) -> str:
-    return f"{change.ratio - 1:+.1%}, at least {change.lower_99 - 1:+.1%} with 99% confidence"
+    return f"{change.ratio - 1:+.1%}, above {change.lower_99 - 1:+.1%} with 99% confidence"
 
 
 def _changes(title: str, changes: list[Change], each: str, top: int) -> Iterator[str]:
