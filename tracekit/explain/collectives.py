@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from tracekit.explain.arrays import np
-from tracekit.explain.gpu import Cover
+from tracekit.explain.ranges import Cover
 from tracekit.explain.stragglers_results import CollectiveReport, Member
 from tracekit.formats.decimal_time import format_us
 from tracekit.formats.trace_event import UNSET, Event, Raw, encode_json

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tracekit.explain.arrays import np
 from tracekit.explain.gpu_results import Collectives, Copies, GPUReport, GPUTime, Kernel, Launches, Memory, Stream
+from tracekit.explain.ranges import NEVER, Busy, Cover
 from tracekit.formats.kineto import COLLECTIVE_NAMES, CPU_OPERATORS, GPU_ACTIVITIES, GPU_SHADOWS, RUNTIME_CALLS
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tracekit.explain.results import ResultT
     from tracekit.table.derived import RunDatabase
 
-_NEVER: Final = -(2**63)
 _PIECE: Final = 500_000  # activities of a GPU in memory
 
 
@@ -88,51 +88,6 @@ def _literal(rank: int | None) -> str:
     return "NULL" if rank is None else str(rank)
 
 
-class _Busy:
-    """The time with one of some activities, which are added in the order of their starts."""
-
-    def __init__(self) -> None:
-        self.total_ns = 0
-        self.until_ns = _NEVER  # the latest end
-
-    def add(self, starts: Ints, ends: Ints) -> Ints:
-        """Add activities; return the latest end before each, `_NEVER` before the first."""
-        until: Ints = np.maximum.accumulate(np.concatenate((np.array([self.until_ns], dtype=np.int64), ends)))
-        self.until_ns = int(until[-1])
-        self.total_ns += int(np.maximum(0, ends - np.maximum(starts, until[:-1])).sum())
-        return until[:-1]
-
-
-class Cover:
-    """The time with one of some ranges, which are pairs of starts and ends, up to any time."""
-
-    def __init__(self, *ranges: Sequence[Ints]) -> None:
-        starts, ends = (np.concatenate(parts) for parts in zip(*ranges, strict=True))
-        order = np.argsort(starts, kind="stable")
-        starts, busy = starts[order], _Busy()
-        until = busy.add(starts, ends[order])
-        begins = starts > until
-        self._starts = starts[begins]
-        self._lengths = np.append(until[begins][1:], busy.until_ns)[: len(self._starts)] - self._starts
-        self._before = np.cumsum(self._lengths) - self._lengths
-
-    def __bool__(self) -> bool:
-        return len(self._starts) > 0
-
-    def within(self, starts: Ints, ends: Ints) -> int:
-        """Return the covered time in some ranges."""
-        return int((self.until(ends) - self.until(starts)).sum())
-
-    def until(self, times: Ints) -> Ints:
-        """Return the covered time before each time."""
-        if not self:
-            return np.zeros_like(times)
-        at = np.searchsorted(self._starts, times, side="right") - 1
-        known = np.maximum(at, 0)
-        covered = self._before[known] + np.minimum(times - self._starts[known], self._lengths[known])
-        return np.where(at < 0, 0, covered)
-
-
 def _ranges(table: RunDatabase, name: str, rank: int | None) -> list[Ints]:
     """Return the starts and ends of the ranges of a rank."""
     return [*table.columns(_OF_RANK.format(table=name, rank=_literal(rank))).values()]
@@ -145,7 +100,7 @@ def _gpu_time(
 
     An idle time is minus its length, its start, and the file and id of the activity after it.
     """
-    every, compute, communication, kernels, memory = (_Busy() for _ in range(5))
+    every, compute, communication, kernels, memory = (Busy() for _ in range(5))
     pause_ns = host_bound_ns = 0
     known = "profiler_pause", "cpu_collective", "cpu_free"
     pauses, exchange, free = (Cover(_ranges(table, name, gpu.rank)) for name in known)
@@ -163,7 +118,7 @@ def _gpu_time(
         kinds = {compute: computes, communication: communicates, kernels: of_kernels, memory: ~of_kernels}
         for busy, chosen in kinds.items():
             busy.add(starts[chosen], ends[chosen])
-        idle = (until > _NEVER) & (starts > until)
+        idle = (until > NEVER) & (starts > until)
         pausing = idle & (pauses.until(starts) > pauses.until(until))
         pause_ns += int((starts[pausing] - until[pausing]).sum())
         idle &= ~pausing
@@ -265,7 +220,7 @@ _GPUS: Final = """
 SELECT rank, device, any_value(process), count(*), min(start_ns), max(start_ns) FROM gpu_activity GROUP BY rank, device
 ORDER BY rank, device"""
 
-# An activity without a known launch has the time `_NEVER`.
+# An activity without a known launch has the time `NEVER`.
 _OF_GPU: Final = """
 SELECT start_ns, end_ns, coalesce(call_ns, -1 - 9223372036854775807) AS call_ns, type = 'compute' AS computes,
     type = 'communication' AS communicates, file, id FROM gpu_activity
