@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from tracekit.errors import StorageError
 from tracekit.formats.decimal_time import whole_number
 from tracekit.formats.pftrace import WireError, fields, varint
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, time_field
 from tracekit.storage import basename, exists, open_read
 from tracekit.structs import Struct, field
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # A slice in a JAX trace. ``args`` (all strings): "wall_ns", read within the slice, and the identity as in
 # `tracekit_metadata`.
 ANCHOR_EVENT: Final = "tracekit_clock_anchor"
+ANCHOR_NAME: Final = f'"{ANCHOR_EVENT}"'.encode()  # as JSON
 # Maximum number of events in the JSON, the earliest ones. The others are in the protobuf only (jax#21295).
 MOST_EVENTS: Final = 1_000_000
 # The copy of the JSON that ``jax.profiler.trace(create_perfetto_trace=True)`` makes in the same folder.
@@ -70,11 +72,22 @@ def host_in_name(path: str) -> str | None:
     return host if host != name else None
 
 
+def anchors_of(events: Iterable[Event]) -> list[tuple[int, int, dict[str, Any]]]:
+    """Return the start in ns, the duration in ns (-1 if unknown) and ``args`` of each `ANCHOR_EVENT` among some events."""
+    found = []
+    for event in events:
+        is_anchor = event.name is not UNSET and bytes(event.name) == ANCHOR_NAME
+        if is_anchor and (time := time_field(event.ts)) is not None:
+            duration = time_field(event.dur)
+            found.append((time, -1 if duration is None else duration, decode_dict(event.args)))
+    return found
+
+
 def start_of_anchors(anchors: Iterable[tuple[int, int, Mapping[str, Any]]]) -> ProfileStart | None:
     """Return the start of a trace from its anchors, or None without a valid anchor.
 
     Args:
-        anchors: Start in ns, duration in ns and ``args`` of each `ANCHOR_EVENT`.
+        anchors: Those of `anchors_of`.
     """
     found = []
     for start_ns, duration_ns, args in anchors:

@@ -15,7 +15,6 @@ from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPOSER_RANK_EVENT, META
 from tracekit.formats.trace_event import (
     FREE_NUMBERS,
     FreeNumbers,
-    decode_dict,
     decode_event,
     decode_json,
     decode_or_none,
@@ -24,7 +23,7 @@ from tracekit.formats.trace_event import (
     raw_number,
     time_field,
 )
-from tracekit.formats.xprof import ANCHOR_EVENT, host_in_name, start_in_xplane, start_of_anchors
+from tracekit.formats.xprof import ANCHOR_NAME, anchors_of, host_in_name, start_in_xplane, start_of_anchors
 from tracekit.storage import without_secrets
 from tracekit.structs import Struct, field
 from tracekit.table.account import AccountCollector
@@ -32,6 +31,7 @@ from tracekit.table.growth import NewBytes
 from tracekit.table.plain_columns import DEVICE_CATEGORIES, NO_ARGS, PlainColumns
 from tracekit.table.rows import RowWriter
 from tracekit.table.steps import Step, step_columns
+from tracekit.traces.collectives.search import find_events
 from tracekit.traces.inputs import base_of, rank_inside, stated_rank
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ _MEMORY_BYTES: Final = 8 * 1024 * 1024
 _MORE, _ODD = 0, 1
 _MAX_NAME: Final = 200
 _XPROF: Final = re.compile(rb'"/(?:host|device):')
-_ANCHOR: Final = re.compile(rb'\{[^{}]*"%b"[^{}]*\{[^{}]*\}[^{}]*\}' % ANCHOR_EVENT.encode())
-_MAX_ANCHOR_BYTES: Final = 1 << 14
 
 
 class TrackFacts(Struct):
@@ -344,17 +342,10 @@ def _profile_start(path: str) -> dict[str, Any]:
     """Return the identity and the base time of a trace of XLA's profiler; an empty dictionary for other files."""
     if host_in_name(path) is None:
         return {}
-    anchors: list[tuple[int, int, dict[str, Any]]] = []
-    text = b""
     with ByteStream(path) as stream:
-        while piece := stream.read():
-            if not text and not _XPROF.search(piece):
-                return {}
-            text = text[-_MAX_ANCHOR_BYTES:] + piece
-            anchors += [
-                (time_field(event.ts) or 0, time_field(event.dur) or 0, decode_dict(event.args))
-                for event in map(decode_event, _ANCHOR.findall(text))
-            ]
+        if not _XPROF.search(stream.peek()):
+            return {}
+    anchors = anchors_of(find_events(path, (ANCHOR_NAME,)))
     profile = start_of_anchors(anchors) or start_in_xplane(path)
     base = {} if profile.start_ns is None else {BASE_TIME_KEY: profile.start_ns}
     return {**profile.identity, **base}

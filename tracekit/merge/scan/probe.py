@@ -18,8 +18,8 @@ from tracekit.formats.json.reader import TraceReader
 from tracekit.formats.kineto import gpu_of_process, is_kineto
 from tracekit.formats.merged_head import DEVICES_KEY, DISTRIBUTED_KEY, merged_ranks, truncate_header
 from tracekit.formats.rank_trace import BASE_TIME_KEY, COMPANION_EVENT, COMPOSER_RANK_EVENT, METADATA_EVENT
-from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, encode_json, raw_number, time_field
-from tracekit.formats.xprof import ANCHOR_EVENT, host_in_name, is_xprof_process, start_in_xplane, start_of_anchors
+from tracekit.formats.trace_event import UNSET, Event, decode_dict, decode_text, encode_json, raw_number
+from tracekit.formats.xprof import anchors_of, host_in_name, is_xprof_process, start_in_xplane, start_of_anchors
 from tracekit.merge.scan.input import FileStamp, Head, Input, stamp_of
 from tracekit.storage import is_remote, open_read, printable_name
 from tracekit.structs import Struct
@@ -36,7 +36,6 @@ _END_BYTES: Final = 64 * 1024  # the size of the end of a file that is read
 _SMALL_END_BYTES: Final = 4 * 1024
 """The size of each end of a small file that is decoded, more while only names are found."""
 _DIGEST_BYTES: Final = 4 * 1024
-_ANCHOR: Final = f'"{ANCHOR_EVENT}"'.encode()
 _COMPANION_WORD: Final = b'"tracekit_companion'
 """The names of all metadata of a rank trace that is looked for behind its beginning begin so."""
 _PROCESS_WORD: Final = b'"process_'
@@ -289,7 +288,7 @@ class _Survey:
                 events.append(event)
         self.has_events = self.has_events or bool(events)
         if self.is_xprof:
-            self._note_anchors(events)
+            self.anchors += anchors_of(events)
         parsed = [parse_us(bytes(event.ts)) for event in events if event.ts is not UNSET]
         if times := [time for time in parsed if time is not None]:
             self._span(times)
@@ -304,13 +303,6 @@ class _Survey:
 
     def _process(self, pid: Any) -> _Process:
         return self.processes.get(pid) or self.processes.setdefault(raw_number(pid), _Process())
-
-    def _note_anchors(self, run: list[Event]) -> None:
-        for event in run:
-            is_anchor = event.name is not UNSET and bytes(event.name) == _ANCHOR
-            if is_anchor and (time := time_field(event.ts)) is not None:
-                duration = time_field(event.dur)
-                self.anchors.append((time, -1 if duration is None else duration, decode_dict(event.args)))
 
     def _span(self, times: list[int]) -> None:
         low, high = min(times), max(times)
