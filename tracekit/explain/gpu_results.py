@@ -48,9 +48,7 @@ class GPUTime(Result, frozen=True, kw_only=True):
     idle_ns: int  # time without any activity
     host_bound_ns: int  # the part of ``idle_ns`` that ends with an activity launched after the GPU went idle
     host_communication_ns: int  # the part of ``host_bound_ns`` in which a CPU thread of the rank is in a collective
-    host_free_ns: (
-        int | None
-    )  # the part of ``host_bound_ns`` in which the CPU runs no operator, CUDA call or collective; null without operators
+    host_free_ns: int | None  # the part of ``host_bound_ns`` without operator, CUDA call or collective; null if unknown
 
 
 class Stream(Result, frozen=True, kw_only=True):

@@ -107,9 +107,8 @@ class ChromeEncoder:
 
     def _timestamp(self, timestamp: Timestamp, shifted_ns: int) -> bytes:
         line = self.metadata(TIMESTAMP_EVENT, timestamp.state_dict())
-        return line.replace(
-            b'"args":', b'"ts":%d.%03d,"args":' % divmod(max(shifted_ns, 0), 1000), 1
-        )  # as a merge writes it
+        # The time is where a merge writes it.
+        return line.replace(b'"args":', b'"ts":%d.%03d,"args":' % divmod(max(shifted_ns, 0), 1000), 1)
 
     def _make_template(self, kind: int, label: int, track: int, batch: EventBatch) -> bytes:
         """Keep and return a template of a line, for its times and the training time, or for the values of a counter."""
