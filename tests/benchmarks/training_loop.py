@@ -2,7 +2,7 @@
 
 A step trains a network of fifty layers, with two slices around each in the forward pass, and is made to take about 10 ms: 10,000
 slices a second. Blocks of steps with and without tracekit take turns. Not on one CPU: the writer thread would then take
-from the step what a machine with a second CPU gives it. With a GPU the network is there, and each step waits for it.
+from the step what a machine with a second CPU gives it. If there is a GPU, the network trains there, and each step waits for it.
 """
 
 from __future__ import annotations
